@@ -47,6 +47,7 @@ _LEFT_OUT = (
     *("LD_AUDIT", "LD_DEBUG", "LD_PRELOAD"),
     *("PYTHONHOME", "PYTHONINSPECT", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONBREAKPOINT"),
     *("PYTHONWARNINGS", "PYTHONOPTIMIZE", "PYTHONDEBUG", "PYTHONTRACEMALLOC"),
+    *("LC_ALL", "LC_CTYPE", "LANGUAGE"),  # these would win over our LANG
     *("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"),
 )
 
@@ -61,7 +62,6 @@ _ENVIRONMENT = {
     "XDG_DATA_HOME": "/tmp/.local/share",
     "XDG_RUNTIME_DIR": "/tmp",
     "LANG": "C.UTF-8",
-    "LC_ALL": "C.UTF-8",
     "MPLBACKEND": "Agg",
     # A script that is killed has printed what it printed; block buffers would be lost.
     "PYTHONUNBUFFERED": "1",
