@@ -53,14 +53,18 @@ seconds_since() {
 # Choose a Docker client whose engine answers: a client can be too new for an old engine,
 # and then Debian's own may lie beside it. Sets docker_cli and server_version.
 find_engine() {
-  local candidate
+  local candidate status
   docker_cli='' server_version=''
   while read -r candidate; do
-    server_version=$(timeout 15 "$candidate" version --format '{{.Server.Version}}' 2>/dev/null) ||
-      continue
+    status=0
+    server_version=$(timeout 10 "$candidate" version --format '{{.Server.Version}}' 2>/dev/null) ||
+      status=$?
+    ((status != 124)) || return 1 # a stuck engine is stuck for every client
+    ((status == 0)) || continue
     docker_cli=$candidate
     return 0
-  done < <({ type -ap docker; ls /usr/bin/docker 2>/dev/null; } | awk '!seen[$0]++')
+  done < <({ type -ap docker; ls /usr/bin/docker; } 2>/dev/null | xargs -r -d '\n' realpath |
+    awk '!seen[$0]++')
   return 1
 }
 
