@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # what is set here is used by the scripts that read it
 # Read by the other scripts: how they speak, measure, and find what they stand on.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -68,13 +69,19 @@ find_engine() {
   return 1
 }
 
-# The address that the client would use. A context other than the default is made explicit,
-# so that the client, our own code and every child mean the same engine.
+# The address that the client would use.
 engine_address() {
-  if [[ -z ${DOCKER_HOST:-} ]]; then
+  if [[ -n ${DOCKER_HOST:-} ]]; then
+    echo "$DOCKER_HOST"
+  else
     docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null ||
       echo unix:///var/run/docker.sock
-  else
-    echo "$DOCKER_HOST"
   fi
+}
+
+# A context other than the default is made explicit, so that the client, our own code and every
+# child mean the same engine.
+use_engine_address() {
+  DOCKER_HOST=$(engine_address)
+  export DOCKER_HOST
 }
