@@ -109,12 +109,15 @@ class Signal(CaissonError):
 
 
 class Stop(Signal):
-    """End the job now. `kind` is the class name of the error that the job reports."""
+    """End the job now: a finish reason, the name of the error, and the answer there is."""
 
-    def __init__(self, message: str, *, reason: str = "failed", kind: str = "Failed") -> None:
+    def __init__(
+        self, message: str, *, reason: str = "failed", kind: str = "Failed", answer: str = ""
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.kind = kind
+        self.answer = answer
 
 
 class Cancelled(Stop):

@@ -304,14 +304,16 @@ class ResultAdded(Happening):
 
 
 class NoticeAdded(Happening):
-    """Something that we tell the model between its turns (a nudge, the landing turn)."""
+    """Something that we tell the model between its turns: a nudge, or that its time is up.
+
+    With `landing` the next reply is the last, gets no tools, and ends the job for that reason.
+    """
 
     kind: Literal["notice"] = "notice"
     text: str
     reason: str
-    is_landing: bool = Field(
-        default=False, description="the next reply is the last and has no tools"
-    )
+    landing: FinishReason | None = None
+    why: str = Field("", description="of a landing, for people: the limit that was met")
 
 
 class Remarked(Happening):

@@ -1,0 +1,68 @@
+"""What a job may use, what it has used, and what happens when nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from worker.errors import SkipCall
+from worker.history import History
+from worker.hooks import Hook, Run
+from worker.messages import FinishReason, Record, ToolCall
+from worker.prompts import notice
+
+
+class Spent(Record):
+    """One limit of a job and how much of it is used."""
+
+    limit: str
+    used: float
+    of: float
+    unit: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.used >= self.of
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.of - self.used)
+
+    def __str__(self) -> str:
+        return f"{self.limit}: {self.used:g} of {self.of:g} {self.unit} used"
+
+
+def spent(history: History, now: float) -> Iterator[Spent]:
+    """Yield every limit that the job has, in the order in which they are reported."""
+    budget, job = history.job.budget, history.job
+    elapsed = round(history.elapsed_s(now), 1)
+    rows = (
+        ("max_steps", job.steps, budget.max_steps, "steps"),
+        ("timeout_s", elapsed, budget.timeout_s, "s"),
+        ("max_working_s", round(elapsed - history.waited_s, 1), budget.max_working_s, "s"),
+        ("max_tokens", job.usage.tokens, budget.max_tokens, "tokens"),
+        ("max_tool_calls", history.tool_calls, budget.max_tool_calls, "calls"),
+        ("max_cost", job.usage.cost or 0.0, budget.max_cost, ""),
+    )
+    for limit, used, of, unit in rows:
+        if of is not None:
+            yield Spent(limit=limit, used=used, of=of, unit=unit)
+
+
+class BudgetHook(Hook):
+    """Asks for the best answer so far when a limit is met, and lets no more calls begin."""
+
+    def before_model(self, run: Run) -> None:
+        over = self._over(run)
+        if over:
+            run.land(notice("landing_budget", limit=over), FinishReason.BUDGET, str(over))
+
+    def before_tool(self, run: Run, call: ToolCall) -> None:
+        """Stop the calls of a turn in the middle; steps are counted between turns only."""
+        del call
+        over = self._over(run)
+        if over and over.limit != "max_steps":
+            raise SkipCall(f"the budget of the job is spent ({over})")
+
+    @staticmethod
+    def _over(run: Run) -> Spent | None:
+        return next((s for s in spent(run.history, run.clock()) if s.is_over), None)

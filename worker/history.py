@@ -1,0 +1,186 @@
+"""A job as its events tell it: everything that the loop, hooks and tools derive from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from worker.messages import (
+    ArtifactsAdded,
+    CallStarted,
+    Ended,
+    Event,
+    FinishReason,
+    Job,
+    Message,
+    MessageAdded,
+    NoticeAdded,
+    Reply,
+    ReplyAdded,
+    ResultAdded,
+    ResultStatus,
+    SandboxReplaced,
+    Status,
+    ToolCall,
+    ToolResult,
+)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One reply, its calls, and what we told the model after it. The first turn has no reply."""
+
+    reply: Reply | None = None
+    begun: dict[str, CallStarted] = field(default_factory=dict)
+    results: dict[str, ToolResult] = field(default_factory=dict)
+    notices: list[NoticeAdded] = field(default_factory=list)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return self.reply.calls if self.reply else ()
+
+    @property
+    def pending(self) -> tuple[ToolCall, ...]:
+        """The calls that have no result yet, in the order in which they were asked for."""
+        return tuple(call for call in self.calls if call.id not in self.results)
+
+    @property
+    def is_open(self) -> bool:
+        """Something must still be done about the reply: run its calls, or take it as the answer."""
+        return self.reply is not None and bool(
+            self.pending if self.calls else not self.notices,
+        )
+
+
+class History:
+    """The job and its events. Only `add` changes it, and only by one more event."""
+
+    def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
+        self.job = job
+        self.opening: list[Message] = []
+        self.turns = [Turn()]
+        self.losses_in_a_row = 0
+        self.started_at: float | None = None
+        self.waited_s = 0.0
+        self._numbers: dict[str, int] = {}
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        if self.started_at is None:
+            self.started_at = event.at
+        match event:
+            case MessageAdded():
+                self.opening.append(event.message)
+            case ReplyAdded():
+                self._add_reply(event.reply)
+            case CallStarted():
+                self.turns[-1].begun[event.call_id] = event
+            case ResultAdded():
+                self._add_result(event.result)
+            case NoticeAdded():
+                self.turns[-1].notices.append(event)
+            case SandboxReplaced():
+                self.losses_in_a_row += 1
+        self.job = fold(self.job, event)
+
+    def _add_reply(self, reply: Reply) -> None:
+        self.turns.append(Turn(reply))
+        self.waited_s += reply.waited_s
+        for call in reply.calls:
+            self._numbers[call.id] = len(self._numbers) + 1
+
+    def _add_result(self, result: ToolResult) -> None:
+        self.turns[-1].results[result.call_id] = result
+        if result.status in {ResultStatus.OK, ResultStatus.ERROR} and result.execution:
+            self.losses_in_a_row = 0
+
+    @property
+    def steps(self) -> list[Turn]:
+        """The turns that have a reply."""
+        return self.turns[1:]
+
+    @property
+    def last(self) -> Turn:
+        return self.turns[-1]
+
+    @property
+    def landing(self) -> NoticeAdded | None:
+        """The notice that made the next (or the last) reply the final one."""
+        notices = (n for turn in self.turns[-2:] for n in turn.notices if n.landing)
+        return next(notices, None)
+
+    @property
+    def last_text(self) -> str:
+        """The last thing that the model said in words."""
+        return next((t.reply.text for t in reversed(self.steps) if t.reply and t.reply.text), "")
+
+    @property
+    def tool_calls(self) -> int:
+        """How many calls were begun."""
+        return sum(len(turn.begun) for turn in self.turns)
+
+    def number(self, call_id: str) -> int:
+        """The number of a call, as the model is told it: 1 is the first of the job."""
+        return self._numbers[call_id]
+
+    def call(self, call_id: str) -> ToolCall:
+        """The call of that id. Raises `KeyError`."""
+        calls = {call.id: call for turn in self.turns for call in turn.calls}
+        return calls[call_id]
+
+    def results(self) -> Iterator[tuple[int, ToolResult]]:
+        """Every result with the number of its call, oldest first."""
+        for turn in self.turns:
+            for result in turn.results.values():
+                yield self._numbers[result.call_id], result
+
+    def renamed(self, reply: Reply) -> Reply:
+        """Give the calls of a new reply ids of our own.
+
+        Those of endpoints are missing, repeated or too long. Nine letters and digits are what
+        the strictest of them (Mistral's) takes; all others take them too.
+        """
+        first = len(self._numbers) + 1
+        calls = tuple(
+            call.model_copy(update={"id": f"c{first + i:08d}"})
+            for i, call in enumerate(reply.calls)
+        )
+        message = reply.message.model_copy(update={"tool_calls": calls})
+        return reply.model_copy(update={"message": message})
+
+    def elapsed_s(self, now: float) -> float:
+        return max(0.0, now - self.started_at) if self.started_at is not None else 0.0
+
+    def time_left_s(self, now: float) -> float:
+        """Seconds until the job's time budget is spent (infinite without one)."""
+        elapsed, budget = self.elapsed_s(now), self.job.budget
+        left = float("inf") if budget.timeout_s is None else budget.timeout_s - elapsed
+        if budget.max_working_s is not None:
+            left = min(left, budget.max_working_s - (elapsed - self.waited_s))
+        return left
+
+
+def fold(job: Job, event: Event) -> Job:
+    """Fold one event into the job's record."""
+    match event:
+        case ReplyAdded():
+            change = {"steps": job.steps + 1, "usage": job.usage + event.reply.usage}
+            return job.model_copy(update=change)
+        case ArtifactsAdded():
+            return job.model_copy(update={"artifacts": event.artifacts})
+        case Ended():
+            names = ("status", "finish_reason", "answer", "error")
+            return job.model_copy(update={name: getattr(event, name) for name in names})
+        case MessageAdded() if job.status is Status.QUEUED:
+            return job.model_copy(update={"status": Status.RUNNING})
+    return job
+
+
+def status_for(reason: FinishReason) -> Status:
+    """The status of a job that ended with `reason`."""
+    ends = {
+        FinishReason.ANSWERED: Status.SUCCEEDED,
+        FinishReason.CANCELLED: Status.CANCELLED,
+    }
+    return ends.get(reason, Status.FAILED)

@@ -1,0 +1,191 @@
+"""What a feature may do to the loop: four moments, and a narrow handle on the job.
+
+Hooks keep no state: everything they decide is computed from the stored job, so that a job which
+moves to another worker behaves as if nothing had happened. `before_…` run in order, `after_…` in
+reverse. They fail closed: a hook that breaks ends the job, and the call it guarded does not run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ParamSpec
+
+from worker.errors import CaissonError, Cancelled, Stop
+from worker.history import History, status_for
+from worker.messages import (
+    CallStarted,
+    Ended,
+    Event,
+    FinishReason,
+    Job,
+    JobError,
+    NoticeAdded,
+    Remarked,
+    Reply,
+    ReplyAdded,
+    ResultAdded,
+    ResultStatus,
+    ToolCall,
+    ToolResult,
+)
+from worker.store.base import Store
+
+P = ParamSpec("P")
+
+
+class Observer:
+    """Told what happens, as it happens. An observer must not raise; the work does not wait."""
+
+    def on_event(self, event: Event, history: History) -> None:
+        """Take an event that has just been stored; `history` includes it."""
+
+    def on_asking(self, history: History) -> None:
+        """The model is being asked now."""
+
+
+@dataclass
+class Run:
+    """One worker's hold on one job: reads its history, and is the only way to add to it."""
+
+    history: History
+    store: Store
+    generation: int
+    observer: Observer = field(default_factory=Observer)
+    is_cancelled: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.time
+
+    @property
+    def job(self) -> Job:
+        return self.history.job
+
+    @property
+    def time_left_s(self) -> float:
+        return self.history.time_left_s(self.clock())
+
+    def append(self, event: Event) -> None:
+        """Store an event, then let it be seen. Raises `LeaseLost` when the job is another's."""
+        event = event.model_copy(update={"at": self.clock()})
+        self.store.append(self.job.id, event, generation=self.generation)
+        self.history.add(event)
+        self.observer.on_event(event, self.history)
+
+    def add_reply(self, reply: Reply) -> None:
+        self.append(ReplyAdded(reply=self.history.renamed(reply)))
+
+    def add_result(self, result: ToolResult) -> None:
+        self.append(ResultAdded(result=result))
+
+    def begin(self, call: ToolCall, place: str) -> None:
+        self.append(CallStarted(call_id=call.id, place=place))
+
+    def notify(self, text: str, reason: str) -> None:
+        """Tell the model something before its next turn, once: the same reason again is nothing."""
+        if all(notice.reason != reason for notice in self.history.last.notices):
+            self.append(NoticeAdded(text=text, reason=reason))
+
+    def land(self, text: str, reason: FinishReason, why: str) -> None:
+        """Ask the model for the best answer so far: its next reply has no tools and is the last."""
+        if self.history.landing is None:
+            self.append(NoticeAdded(text=text, reason=reason, landing=reason, why=why))
+
+    def remark(self, text: str) -> None:
+        """Tell the person something."""
+        self.append(Remarked(text=text))
+
+    def check_cancelled(self) -> None:
+        if self.is_cancelled():
+            raise Cancelled
+
+    def end(self, stop: Stop) -> None:
+        """End the job; calls that were asked for and not run get their result first."""
+        status = ResultStatus.CANCELLED if isinstance(stop, Cancelled) else ResultStatus.SKIPPED
+        for call in self.history.last.pending:
+            text = f"status: {status}  (not run)\n{stop}"
+            self.add_result(
+                ToolResult(call_id=call.id, name=call.name, status=status, text=text),
+            )
+        reason = FinishReason(stop.reason)
+        error = None
+        if reason is not FinishReason.ANSWERED:
+            error = JobError(type=stop.kind, message=str(stop))
+        self.append(
+            Ended(
+                status=status_for(reason),
+                finish_reason=reason,
+                answer=stop.answer or None,
+                error=error,
+            ),
+        )
+
+
+class Hook:
+    """Does nothing at each moment; a feature overrides what it needs.
+
+    Any method may raise `Stop` (end the job) or `Pause` (leave it), `before_tool` also `SkipCall`.
+    After a crash a method may be called again for the same reply or call.
+    """
+
+    def before_model(self, run: Run) -> None:
+        """The model is about to be asked."""
+
+    def after_model(self, run: Run, reply: Reply) -> None:
+        """The model has answered, and the reply is stored. `run.notify` asks it again."""
+
+    def before_tool(self, run: Run, call: ToolCall) -> None:
+        """A call is about to be begun for the first time."""
+
+    def after_tool(self, run: Run, call: ToolCall, result: ToolResult) -> None:
+        """A call has its result, and the result is stored."""
+
+
+class Hooks(Hook):
+    """Several hooks as one, in their order, failing closed."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = tuple(hooks)
+
+    def before_model(self, run: Run) -> None:
+        for hook in self._hooks:
+            _guard(hook, hook.before_model, run)
+
+    def after_model(self, run: Run, reply: Reply) -> None:
+        for hook in reversed(self._hooks):
+            _guard(hook, hook.after_model, run, reply)
+
+    def before_tool(self, run: Run, call: ToolCall) -> None:
+        for hook in self._hooks:
+            _guard(hook, hook.before_tool, run, call)
+
+    def after_tool(self, run: Run, call: ToolCall, result: ToolResult) -> None:
+        for hook in reversed(self._hooks):
+            _guard(hook, hook.after_tool, run, call, result)
+
+
+class Landing(Hook):
+    """Ends the job with the reply that `Run.land` asked for."""
+
+    def after_model(self, run: Run, reply: Reply) -> None:
+        notice = run.history.landing
+        if notice is None:
+            return
+        answer = reply.text or run.history.last_text
+        raise landed(notice, answer)
+
+
+def landed(notice: NoticeAdded, answer: str) -> Stop:
+    """The end of a job that was asked for its best answer."""
+    reason = notice.landing or FinishReason.BUDGET
+    kind = "LoopDetected" if reason is FinishReason.LOOP else "BudgetSpent"
+    return Stop(notice.why, reason=reason, kind=kind, answer=answer)
+
+
+def _guard(hook: Hook, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    try:
+        method(*args, **kwargs)
+    except CaissonError:
+        raise
+    except Exception as error:
+        name = type(hook).__name__
+        raise Stop(f"hook {name} broke: {error!r}", kind="HookFailed") from error

@@ -1,0 +1,1 @@
+"""Where jobs are kept: a contract (`base`) and what fulfils it."""
