@@ -24,9 +24,11 @@ in its answer; `caisson doctor` says so.
 from __future__ import annotations
 
 import math
+import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from sandbox.errors import SpecInvalid
 from sandbox.types import MIB, Limits, Mount, SandboxSpec
@@ -131,9 +133,9 @@ def container_options(
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
-        # With StdinOnce the container would end together with its first client.
+        # Closed with its first client: how the guest learns that its host is gone. It stays alive.
         "OpenStdin": True,
-        "StdinOnce": False,
+        "StdinOnce": True,
         "Tty": False,
         "HostConfig": _host_config(spec, uid, image_volumes),
     }
@@ -251,6 +253,13 @@ def _covered(path: str) -> dict[str, object]:
         "ReadOnly": True,
         "TmpfsOptions": {"SizeBytes": 4096, "Mode": 0o555},
     }
+
+
+def process_environment(spec: SandboxSpec, home: Path) -> dict[str, str]:
+    """Return the environment of a guest outside a container, built from nothing as well."""
+    variables = (item.partition("=") for item in _environment(spec) if "=" in item)
+    below_home = {name: value.replace("/tmp", str(home)) for name, _, value in variables}
+    return {"PATH": os.defpath, **below_home}
 
 
 def _environment(spec: SandboxSpec) -> list[str]:

@@ -66,6 +66,9 @@ class SandboxSpec(Record):
     mounts: tuple[Mount, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
     preload: tuple[str, ...] = Field((), description="modules imported before the first call")
+    linger_s: float = Field(
+        10.0, ge=0, description="how long the sandbox waits for a new host when it has lost its own"
+    )
     job: str = Field("adhoc", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
     owner: str = ""
     generation: int = Field(1, ge=1, description="fencing token; a guest refuses a lower one")

@@ -1,0 +1,97 @@
+"""How the guest travels: its source as one text, and the command that receives it.
+
+The container's command is `BOOTSTRAP`; it reads a length and that many bytes of Python from its
+stdin and runs them. So any image with Python >= 3.9 will do, and host and guest never differ.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+from sandbox.errors import SandboxError
+from sandbox.types import SandboxSpec
+
+RELAY_UID = 65533
+RELAY_ADDRESS = "caisson-guest"
+WORKSPACE = "/workspace"
+
+BOOTSTRAP = """\
+import os
+def r(n):
+ b=b""
+ while len(b)<n:
+  c=os.read(0,n-len(b))
+  if not c:os._exit(3)
+  b+=c
+ return b
+exec(compile(r(int(r(9))),"<guest>","exec"))"""
+
+# Runs inside, before anything else, also under a Python that is too old: keep its syntax plain.
+LOADER = """\
+import json, os, sys
+if sys.version_info < (3, 9):
+    version = "Python " + sys.version.split()[0]
+    said = json.dumps({"kind": "unsuitable", "id": "", "reason": version})
+    os.write(1, said.encode("ascii") + b"\\n")
+    os._exit(4)
+import importlib.abc, importlib.util
+class Source(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    def find_spec(self, name, path=None, target=None):
+        if name in SOURCES:
+            return importlib.util.spec_from_loader(name, self, is_package=name == "caisson_guest")
+    def get_source(self, name):
+        return SOURCES[name]
+sys.meta_path.insert(0, Source())
+from caisson_guest.main import main
+main(CONFIG)
+"""
+
+
+def guest_command() -> list[str]:
+    """The command of a container: isolated from its environment and from its folder."""
+    return ["python3", "-I", "-c", BOOTSTRAP]
+
+
+def relay_command() -> list[str]:
+    """The command of a later link, run in the container as `RELAY_UID`."""
+    return ["python3", "-I", "-S", "-c", _sources()["caisson_guest.relay"], RELAY_ADDRESS]
+
+
+def luggage(config: dict[str, object]) -> bytes:
+    """What the host sends first: a nine-digit length and the guest with its configuration."""
+    parts = [f"SOURCES = {_sources()!r}", f"CONFIG = {config!r}", LOADER]
+    text = "\n".join(parts).encode()
+    return b"%08d\n" % len(text) + text
+
+
+def guest_config(spec: SandboxSpec, workspace: str, *, is_container: bool) -> dict[str, object]:
+    """What the guest has to know of its sandbox: plain values only."""
+    limits = spec.limits
+    return {
+        "workspace": workspace,
+        "own_cgroup": is_container,
+        "relay_uid": RELAY_UID if is_container else None,
+        "relay_address": RELAY_ADDRESS,
+        "max_life_s": limits.max_life_s,
+        "linger_s": spec.linger_s,
+        "memory_bytes": limits.memory_bytes,
+        "pids": limits.pids,
+        "output_bytes": limits.output_bytes,
+        "spill_bytes": limits.spill_bytes,
+        "output_kill_bytes": limits.output_kill_bytes,
+        "preload": list(spec.preload),
+    }
+
+
+@cache
+def _sources() -> dict[str, str]:
+    found = {}
+    for file in resources.files("sandbox.guest").iterdir():
+        stem, dot, suffix = file.name.rpartition(".")
+        if (dot, suffix) == (".", "py"):
+            name = "caisson_guest" if stem == "__init__" else f"caisson_guest.{stem}"
+            found[name] = file.read_text(encoding="utf-8")
+    if "caisson_guest.main" not in found:
+        raise SandboxError("the guest's source is not in this installation; reinstall caisson")
+    return found

@@ -1,0 +1,170 @@
+"""Docker's API as the drivers use it: each call with its failures told apart.
+
+One `Engine` belongs to one thread: the HTTP session under it is not made for two.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.utils import kwargs_from_env
+
+from sandbox.errors import (
+    EngineUnavailable,
+    ImageMissing,
+    ImageUnsuitable,
+    SandboxLost,
+    SpecInvalid,
+)
+from sandbox.link import SocketLink
+
+DEFAULT_URL = "unix:///var/run/docker.sock"
+TIMEOUT_S = 60
+CONNECT_S = 5
+GONE = (404, 409)  # not there any more, or somebody else is removing it
+
+
+class Engine:
+    """A connection to one Docker engine; raises `EngineUnavailable` if none answers."""
+
+    def __init__(self, url: str | None = None, *, timeout_s: int = TIMEOUT_S) -> None:
+        self.url = url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
+        with self._translated():
+            settings = {**_tls(), "base_url": self.url}
+            version = _negotiated(self.url)
+            self._client: Any = docker.APIClient(**settings, version=version, timeout=timeout_s)
+
+    def describe(self) -> dict[str, Any]:
+        """The engine's own account of itself (`GET /info`)."""
+        with self._translated():
+            return dict(self._client.info())
+
+    def image(self, name: str) -> dict[str, Any]:
+        """Inspect an image; raises `ImageMissing`. Nothing is ever pulled."""
+        with self._translated():
+            try:
+                return dict(self._client.inspect_image(name))
+            except ImageNotFound as error:
+                raise ImageMissing(
+                    f"image {name!r} is not on this engine; build it with scripts/images, "
+                    f"or run: docker pull {name}"
+                ) from error
+
+    def create(self, options: dict[str, object], name: str) -> str:
+        """Create a container; returns its id."""
+        with self._translated():
+            try:
+                made = self._client.create_container_from_config(options, name)
+            except ImageNotFound as error:
+                raise ImageMissing(f"image {options['Image']!r} is not on this engine") from error
+            return str(made["Id"])
+
+    def attach(self, container: str) -> SocketLink:
+        """Open the container's stdin and stdout as a link."""
+        wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        with self._translated():
+            return _link(self._client.attach_socket(container, params=wanted))
+
+    def start(self, container: str) -> None:
+        """Start a container; raises `ImageUnsuitable` if its command is not in the image."""
+        with self._translated():
+            try:
+                self._client.start(container)
+            except APIError as error:
+                why = str(error.explanation)
+                if "executable file not found" in why or "no such file or directory" in why:
+                    raise ImageUnsuitable(
+                        "the image has no python3 on its PATH; Python 3.9 or newer is needed"
+                    ) from error
+                raise
+
+    def relay(self, container: str, command: list[str], uid: int) -> SocketLink:
+        """Run `command` in a running container as `uid`, its stdin and stdout as a link."""
+        with self._translated():
+            try:
+                made = self._client.exec_create(container, command, stdin=True, user=f"{uid}:{uid}")
+                return _link(self._client.exec_start(made["Id"], socket=True))
+            except APIError as error:
+                if error.status_code in GONE:
+                    raise SandboxLost("the container is gone or does not run") from error
+                raise
+
+    def state(self, container: str) -> dict[str, Any] | None:
+        """The container's state, None if it is gone."""
+        with self._translated():
+            try:
+                return dict(self._client.inspect_container(container)["State"])
+            except NotFound:
+                return None
+
+    def labelled(self, label: str) -> list[dict[str, Any]]:
+        """All containers, running or not, that carry `label` (a name, or name=value)."""
+        with self._translated():
+            return list(self._client.containers(all=True, filters={"label": label}))
+
+    def remove(self, container: str) -> None:
+        """Kill and remove a container; one that is gone already is what was wanted."""
+        with self._translated():
+            try:
+                self._client.remove_container(container, force=True, v=True)
+            except APIError as error:
+                if error.status_code not in GONE:
+                    raise
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Tell a refusal of ours from an engine that cannot be reached."""
+        try:
+            yield
+        except APIError as error:
+            why = str(error.explanation or error).strip()
+            kind = SpecInvalid if error.status_code == 400 else EngineUnavailable  # noqa: PLR2004
+            raise kind(f"the Docker engine refused: {why}") from error
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise EngineUnavailable(
+                f"no Docker engine answers at {self.url} ({_cause(error)}); "
+                "start one with scripts/engine"
+            ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """Find the system's own words at the bottom of a chain of wrappers."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def _tls() -> dict[str, Any]:
+    """The client certificates that DOCKER_CERT_PATH and DOCKER_TLS_VERIFY name."""
+    found = kwargs_from_env()
+    return {key: value for key, value in found.items() if key == "tls"}
+
+
+@cache
+def _negotiated(url: str) -> str:
+    """Ask an engine once for the API version that both sides speak."""
+    client = docker.APIClient(base_url=url, version="auto", timeout=CONNECT_S, **_tls())
+    try:
+        return str(client.api_version)
+    finally:
+        client.close()
+
+
+def _link(stream: object) -> SocketLink:
+    """Take the socket out of what docker-py returns, which differs by transport."""
+    raw: Any = getattr(stream, "_sock", stream)
+    if not isinstance(raw, socket.socket) and not hasattr(raw, "recv"):
+        raise EngineUnavailable(f"the engine's connection cannot be used ({type(raw).__name__})")
+    return SocketLink(raw, is_framed=True, owner=stream)

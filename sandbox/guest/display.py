@@ -1,0 +1,82 @@
+"""How values look: the text of the last expression, and figures as files."""
+
+from __future__ import annotations
+
+import os
+import pprint
+import sys
+from typing import Any, Callable
+
+MAX_FIGURES = 20
+SEQUENCE_TYPES = (list, tuple, dict, set, frozenset)
+
+PANDAS_OPTIONS = {
+    "display.max_rows": 20,
+    "display.min_rows": 10,
+    "display.max_columns": 20,
+    "display.max_colwidth": 60,
+    "display.width": 120,
+}
+NUMPY_OPTIONS = {"threshold": 200, "edgeitems": 3, "linewidth": 120}
+
+
+def text(value: object) -> str:
+    """Show a value as a notebook does; tables and arrays are kept short by their own options."""
+    _shorten_libraries()
+    if type(value) in SEQUENCE_TYPES:
+        return pprint.pformat(value, width=100, compact=True, sort_dicts=False)
+    return repr(value)
+
+
+_shortened: set[str] = set()
+
+
+def _shorten_libraries() -> None:
+    for name, shorten in SHORTENERS.items():
+        module = sys.modules.get(name)
+        if module is not None and name not in _shortened:
+            _shortened.add(name)
+            _safely(shorten, module)
+
+
+def _shorten_pandas(pandas: Any) -> None:
+    for name, value in PANDAS_OPTIONS.items():
+        pandas.set_option(name, value)
+
+
+def _shorten_numpy(numpy: Any) -> None:
+    numpy.set_printoptions(**NUMPY_OPTIONS)
+
+
+SHORTENERS: dict[str, Callable[[Any], None]] = {
+    "pandas": _shorten_pandas,
+    "numpy": _shorten_numpy,
+}
+
+
+def _safely(change: Callable[[Any], None], module: Any) -> None:
+    """User code may have put anything under a library's name; that must not fail its call."""
+    try:
+        change(module)
+    except Exception as error:
+        print(f"display options of {module} not set: {error}", file=sys.stderr)
+
+
+def save_figures(workspace: str, numbered_from: int) -> list[str]:
+    """Save each open matplotlib figure as a PNG in the workspace, close it, return the names."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return []
+    names: list[str] = []
+    for number in pyplot.get_fignums()[:MAX_FIGURES]:
+        name = _free_name(workspace, numbered_from + len(names) + 1)
+        pyplot.figure(number).savefig(os.path.join(workspace, name), bbox_inches="tight", dpi=110)
+        names.append(name)
+    pyplot.close("all")
+    return names
+
+
+def _free_name(workspace: str, number: int) -> str:
+    while os.path.lexists(os.path.join(workspace, f"figure-{number}.png")):
+        number += 1
+    return f"figure-{number}.png"

@@ -1,0 +1,127 @@
+"""The kernel process as the supervisor sees it: started, asked, and not believed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from . import kernel, processes, wire
+from .capture import Capture
+from .wire import Channel, Frame, Malformed
+
+MAX_TEXT = 8000
+MAX_ITEMS = 500
+
+
+def preload(names: Iterable[str]) -> None:
+    """Import heavy libraries once, here, so that each kernel is forked with them in place."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            os.write(2, f"preload {name}: {error}\n".encode("utf-8", "replace"))
+    gc.collect()
+    gc.freeze()  # the collector would else touch, and so copy, every shared page
+
+
+class KernelProcess:
+    """One interpreter process; raises OSError if it cannot be started."""
+
+    def __init__(self, workspace: str, value_limit: int, capture: Capture) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fd = ours.detach()
+            try:
+                self.pid = processes.spawn(
+                    lambda: kernel.serve(theirs, workspace, value_limit),
+                    capture.write_fd,
+                    workspace,
+                    keep=(theirs.fileno(),),
+                )
+            except OSError:
+                os.close(fd)
+                raise
+        self.capture = capture
+        self.channel = Channel(fd, fd, kernel.MAX_REPLY)
+        self.names: list[str] = []
+        self.cpu_s = 0.0
+        self._reply: Frame | None = None
+
+    def ask(self, text: str, number: int) -> None:
+        """Send code; the answer comes by `read` and `take_reply`."""
+        self._reply = None
+        self.channel.send({"kind": "run", "code": text, "number": number})
+
+    def read(self) -> bool:
+        """Take what it says; False when it has gone or says what it may not."""
+        broken: list[str] = []
+        alive = self.channel.receive(self._keep, broken.append)
+        return alive and not broken
+
+    def _keep(self, frame: Frame) -> None:
+        self._reply = frame
+
+    def take_reply(self, number: int) -> dict[str, Any] | None:
+        """The answer to call `number`, if it is there; raises `Malformed`."""
+        reply, self._reply = self._reply, None
+        if reply is None or reply.get("number") != number:
+            return None
+        checked = _checked(reply)
+        self.names = checked["names"]
+        self.cpu_s += checked["cpu_s"]
+        return checked
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _checked(reply: Frame) -> dict[str, Any]:
+    """Rebuild a reply from the parts that have the right shape; raises `Malformed`."""
+    exited = reply.get("exited")
+    return {
+        "value": _bounded(reply.get("value")),
+        "error": _error(reply.get("error")),
+        "exited": None if exited is None else int(wire.number(reply, "exited", 0, 255)),
+        "names": _strings(reply, "names"),
+        "cpu_s": wire.number(reply, "cpu_s", 0, 10**9),
+    }
+
+
+def _bounded(value: Any) -> Frame | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise Malformed("value is not an object")
+    return {
+        "head": wire.text(value, "head", kernel.MAX_REPLY),
+        "tail": wire.text(value, "tail", kernel.MAX_REPLY),
+        "bytes": int(wire.number(value, "bytes", 0, 2**62)),
+    }
+
+
+def _error(error: Any) -> Frame | None:
+    if error is None:
+        return None
+    if not isinstance(error, dict) or not isinstance(error.get("facts"), dict):
+        raise Malformed("error is not an object with facts")
+    line, source = error.get("line"), error.get("source")
+    return {
+        "type": wire.text(error, "type", MAX_TEXT),
+        "message": wire.text(error, "message", MAX_TEXT),
+        "line": None if line is None else int(wire.number(error, "line", 0, 2**31)),
+        "source": None if source is None else wire.text(error, "source", MAX_TEXT),
+        "frames": _strings(error, "frames"),
+        "facts": {key[:80]: _strings(error["facts"], key) for key in list(error["facts"])[:10]},
+    }
+
+
+def _strings(frame: Frame, key: str) -> list[str]:
+    return [item[:MAX_TEXT] for item in wire.texts(frame, key)[:MAX_ITEMS]]

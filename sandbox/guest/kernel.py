@@ -1,0 +1,154 @@
+"""The interpreter of one job: runs code in one namespace and says what came of it.
+
+This process belongs to user code. What it reports is a claim, checked for shape by the
+supervisor; time limits, memory and exit are the supervisor's to judge.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import inspect
+import io
+import linecache
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import types
+from typing import Any
+
+from . import display, report, wire
+from .capture import Bounded
+
+MAX_REPLY = 2 * 1024 * 1024
+MAX_NAMES = 500
+RECEIVE_SIZE = 256 * 1024
+
+
+class Interpreter:
+    """One namespace, kept from call to call, like a notebook's."""
+
+    def __init__(self, workspace: str, value_limit: int) -> None:
+        self._workspace = workspace
+        self._value_limit = value_limit
+        self._running = False
+        self._figures = 0
+        self._module = types.ModuleType("__main__")
+        self._module.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = self._module
+
+    def execute(self, code: str, number: int) -> dict[str, Any]:
+        """Run one call; returns the kernel's half of its result."""
+        name = f"<call {number}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        started = _cpu_s()
+        result = self._guarded(code, name)
+        result["names"] = self.names()
+        result["cpu_s"] = max(0.0, _cpu_s() - started)
+        return result
+
+    def _guarded(self, code: str, name: str) -> dict[str, Any]:
+        signal.signal(signal.SIGINT, self._interrupted)
+        try:
+            self._running = True
+            value = self._run(code, name)
+            # Still under the time limit: a repr or a figure can take as long as any other code.
+            return {"value": value.frame() if value else None, "figures": self._save_figures()}
+        except SystemExit as stop:
+            return {"exited": _exit_code(stop.code)}
+        except BaseException as error:
+            self._running = False
+            return {"error": report.describe(error, name, self._module.__dict__, self._workspace)}
+        finally:
+            self._running = False
+            _flush()
+
+    def _interrupted(self, _number: int, _frame: types.FrameType | None) -> None:
+        # Between calls a late SIGINT must not end the interpreter.
+        if self._running:
+            raise KeyboardInterrupt
+
+    def _run(self, code: str, name: str) -> Bounded | None:
+        tree = ast.parse(code, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        if tree.body:
+            self._evaluate(compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+        if not isinstance(last, ast.Expr):
+            return None
+        expression = ast.Expression(last.value)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        value = self._evaluate(compile(expression, name, "eval", flags))
+        if value is None:
+            return None
+        self._module.__dict__["_"] = value
+        bounded = Bounded(self._value_limit)
+        bounded.add(display.text(value).encode("utf-8", "backslashreplace"))
+        return bounded
+
+    def _evaluate(self, compiled: types.CodeType) -> Any:
+        value = eval(compiled, self._module.__dict__)
+        return asyncio.run(value) if compiled.co_flags & inspect.CO_COROUTINE else value
+
+    def _save_figures(self) -> list[str]:
+        names = display.save_figures(self._workspace, self._figures)
+        self._figures += len(names)
+        return names
+
+    def names(self) -> list[str]:
+        """The names that user code has defined, in the order in which it did."""
+        found = [name for name in self._module.__dict__ if not name.startswith("_")]
+        return found[:MAX_NAMES]
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)  # as the interpreter itself does
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: S112 - user code may have put anything in its place
+            continue
+
+
+def _open_streams() -> None:
+    """Unbuffered, so that what was printed before a time limit or a crash is not lost."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(fd, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+
+
+def serve(control: socket.socket, workspace: str, value_limit: int) -> None:
+    """Answer calls until the supervisor is gone; the kernel process's main function."""
+    _open_streams()
+    sys.path.insert(0, workspace)
+    sys.argv = [""]
+    interpreter = Interpreter(workspace, value_limit)
+    lines = wire.Lines()
+    control.settimeout(None)
+    while True:
+        data = control.recv(RECEIVE_SIZE)
+        if not data:
+            os._exit(0)
+        for line in lines.feed(data):
+            request = wire.decode(line or b"")
+            reply = interpreter.execute(request["code"], request["number"])
+            control.sendall(wire.encode({"kind": "done", "number": request["number"], **reply}))

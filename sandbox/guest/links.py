@@ -1,0 +1,119 @@
+"""The conversations with hosts: the first by stdin and stdout, later ones by a relay.
+
+One link is current, the one that said `hello` last; the others are told and dropped then. A link
+that takes nothing is dropped, never waited for.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from typing import Callable
+
+from .wire import Channel, Frame
+
+OnFrame = Callable[[Channel, Frame], None]
+
+
+class Links:
+    """All open links, served by `selector`; frames go to `on_frame`."""
+
+    def __init__(self, selector: selectors.BaseSelector, on_frame: OnFrame) -> None:
+        self.current: Channel | None = None
+        self.alone_since: float | None = None
+        self._selector = selector
+        self._on_frame = on_frame
+        self._links: set[Channel] = set()
+
+    def listen(self, address: str, relay_uid: int) -> None:
+        """Wait for later hosts on an abstract socket; only the relay's user is let in."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(b"\0" + address.encode())
+        listener.listen(64)
+        listener.settimeout(0)
+        self._selector.register(
+            listener, selectors.EVENT_READ, lambda _events: self._accept(listener, relay_uid)
+        )
+
+    def _accept(self, listener: socket.socket, relay_uid: int) -> None:
+        try:
+            peer, _ = listener.accept()
+        except OSError:
+            return  # it has gone again
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", credentials)[1] != relay_uid:
+            peer.close()
+            return
+        fd = peer.detach()
+        self.add(Channel(fd, fd))
+
+    def add(self, link: Channel) -> None:
+        """Serve one more link."""
+        self._links.add(link)
+        self.alone_since = None
+        self._selector.register(link.read_fd, selectors.EVENT_READ, self._serves(link))
+
+    def make_current(self, link: Channel, farewell: Frame) -> None:
+        """Answer on this link from now on; the others hear `farewell` and are dropped."""
+        self.current = link
+        for other in self._links - {link}:
+            self.say(other, farewell)
+            self._drop(other)
+
+    def say(self, link: Channel | None, frame: Frame) -> None:
+        """Send to one link, if it is still there."""
+        if link is None or link not in self._links:
+            return
+        if link.send(frame):
+            watch_writing(self._selector, link, self._serves(link))
+        else:
+            self._drop(link)
+
+    def _serves(self, link: Channel) -> Callable[[int], None]:
+        return lambda events: self._on_ready(link, events)
+
+    def _on_ready(self, link: Channel, events: int) -> None:
+        alive = link in self._links
+        if alive and events & selectors.EVENT_READ:
+            alive = link.receive(
+                lambda frame: self._receive(link, frame),
+                lambda why: self.say(link, {"kind": "malformed", "id": "", "reason": why}),
+            )
+        if link in self._links:
+            if alive and link.flush():
+                watch_writing(self._selector, link, self._serves(link))
+            else:
+                self._drop(link)
+
+    def _receive(self, link: Channel, frame: Frame) -> None:
+        if link in self._links:  # else dropped by an earlier frame of the same packet
+            self._on_frame(link, frame)
+
+    def _drop(self, link: Channel) -> None:
+        if link not in self._links:
+            return
+        self._links.discard(link)
+        for fd in {link.read_fd, link.write_fd}:
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+        link.close()
+        self.current = None if link is self.current else self.current
+        if not self._links:
+            self.alone_since = time.monotonic()
+
+
+def watch_writing(
+    selector: selectors.BaseSelector, peer: Channel, ready: Callable[[int], None]
+) -> None:
+    """Ask to be told when a slow peer takes more, and only then."""
+    wanted = selectors.EVENT_WRITE if peer.has_output else 0
+    registered = selector.get_map()
+    if peer.read_fd == peer.write_fd:
+        if registered[peer.read_fd].events != selectors.EVENT_READ | wanted:
+            selector.modify(peer.read_fd, selectors.EVENT_READ | wanted, ready)
+    elif wanted and peer.write_fd not in registered:
+        selector.register(peer.write_fd, wanted, ready)
+    elif not wanted and peer.write_fd in registered:
+        selector.unregister(peer.write_fd)

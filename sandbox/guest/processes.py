@@ -1,0 +1,189 @@
+"""The other processes of the sandbox: count them, start them, kill them.
+
+Killing goes by the process table, not by process group, so `setsid`, double forks and processes
+that ignore SIGTERM are found. A process is named by pid *and* start time: pids are used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from typing import Callable, NamedTuple, NoReturn
+
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+MAX_ROUNDS = 25
+STDERR = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(NamedTuple):
+    """One process at one moment."""
+
+    pid: int
+    started: int  # clock ticks since boot
+    parent: int
+
+
+def set_dumpable(*, allowed: bool) -> None:
+    """Open or close this process's memory and descriptors to others of the same user."""
+    _libc.prctl(PR_SET_DUMPABLE, int(allowed), 0, 0, 0)
+
+
+def set_name(name: str) -> None:
+    """Name this process in `ps`."""
+    _libc.prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, as PID 1 is anyway."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def inspect(pid: int) -> Process | None:
+    """Read one process; None if it is gone, a zombie, or another user's."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            if os.fstat(stat.fileno()).st_uid not in (os.geteuid(), 0):
+                return None
+            # The name, in brackets, may hold anything: what follows its last bracket counts.
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return Process(pid, int(fields[19]), int(fields[1]))
+
+
+def table() -> list[Process]:
+    """All that lives below this process, itself left out.
+
+    As PID 1 that is everything in the sandbox; elsewhere only this process's descendants.
+    """
+    own = os.getpid()
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = [p for p in map(inspect, pids) if p is not None and p.pid != own]
+    return found if own == 1 else _descendants(own, found)
+
+
+def _descendants(root: int, processes: Iterable[Process]) -> list[Process]:
+    children: dict[int, list[Process]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += [process.pid for process in below]
+    return found
+
+
+def kill_others(spared: set[Process]) -> bool:
+    """Kill all but `spared`; True if nothing else is left.
+
+    Everything is stopped before anything is killed: a fork bomb whose members are killed one by
+    one fills each freed place at once, one whose members are stopped cannot.
+    """
+    stopped: set[Process] = set()
+    for _ in range(MAX_ROUNDS):
+        fresh = set(_others(spared)) - stopped
+        if not fresh:
+            break
+        _signal_all(fresh, signal.SIGSTOP)
+        stopped |= fresh
+    _signal_all(stopped, signal.SIGKILL)
+    return not set(_others(spared)) - stopped
+
+
+def kill_everything() -> None:
+    """Kill all processes but this one, in one system call where it is PID 1."""
+    if os.getpid() == 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+    else:
+        kill_others(set())
+
+
+def wait_for_children(timeout_s: float = 2.0) -> None:
+    """Collect killed children; until then each still counts against the process limit."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            pid, _status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            time.sleep(0.005)
+
+
+def _others(spared: set[Process]) -> list[Process]:
+    # The parent of an orphan changes, so it has no say in who is who.
+    known = {(process.pid, process.started) for process in spared}
+    return [process for process in table() if (process.pid, process.started) not in known]
+
+
+def _signal_all(processes: Iterable[Process], number: int) -> None:
+    for process in processes:
+        try:
+            os.kill(process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue  # ended meanwhile, or a link's relay, which is another user's
+
+
+def spawn(run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...] = ()) -> int:
+    """Fork a child for untrusted code and return its pid.
+
+    The child has its own session, /dev/null as input, `output_fd` as output and error, none of
+    our descriptors but `keep`, and is the first that the kernel takes when memory runs out.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _become_child(run, output_fd, cwd, keep)
+    return pid
+
+
+def _become_child(
+    run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...]
+) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
+        _close_all_but(keep)
+        set_dumpable(allowed=True)  # else /dev/stdout and /proc/self/* are closed to user code
+        _volunteer_for_oom()
+        os.chdir(cwd)
+        run()
+    except BaseException as error:
+        told = f"sandbox: {type(error).__name__}: {error}\n"
+        os.write(STDERR, told.encode("utf-8", "replace"))
+    finally:
+        os._exit(127)
+
+
+def _close_all_but(keep: tuple[int, ...]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > STDERR and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the listing's own descriptor
+
+
+def _volunteer_for_oom() -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except OSError:
+        pass  # not writable under some runtimes; the supervisor is small and rarely chosen anyway

@@ -1,0 +1,448 @@
+"""The first process of a sandbox: serves one host at a time and outlives whatever code does.
+
+One thread, one loop, nothing in it that blocks. At most one call runs; its time limit, memory,
+output and end are judged here and not by the process that user code owns.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import selectors
+import signal
+import time
+from typing import Any, Callable
+
+from . import files, processes, shell, wire
+from .calls import MIB, Call, Exit, Stage, outcome_of, read_exit, why_it_ended
+from .capture import Capture
+from .interpreter import KernelProcess, preload
+from .links import Links, watch_writing
+from .memory import Counters
+from .results import Results
+from .wire import Channel, Frame, Malformed
+
+SAMPLE_S = 0.05
+IDLE_S = 1.0
+MAX_ID = 200
+MAX_NAME = 4096
+MAX_CHUNK = 4 * MIB
+MAX_CAPTURES = 32
+VERSION = 1
+
+
+class Refused(Exception):
+    """The request is well formed and will not be done; the text says why."""
+
+
+class Supervisor:
+    """See the module; `config` is the first thing the host sends."""
+
+    def __init__(self, config: dict[str, Any], first_link: Channel) -> None:
+        self._config = config
+        self._workspace: str = config["workspace"]
+        self._epoch = os.urandom(8).hex()
+        self._ends_at: float = time.monotonic() + config["max_life_s"]
+        self._counters = Counters(own_cgroup=config["own_cgroup"])
+        self._selector = selectors.DefaultSelector()
+        self._results = Results()
+        self._snapshot = files.snapshot(self._workspace)
+        self._generation = 0
+        self._number = 0
+        self._call: Call | None = None
+        self._kernel: KernelProcess | None = None
+        self._lost: list[str] | None = None
+        self._captures: list[Capture] = []
+        self._handlers: dict[str, Callable[[Frame], None]] = {
+            "python": self._on_execute,
+            "shell": self._on_execute,
+            "recall": self._on_recall,
+            "cancel": self._on_cancel,
+            "write": self._on_write,
+            "read": self._on_read,
+            "list": self._on_list,
+            "close": self._on_close,
+        }
+        self._wake_on_children()
+        self._links = Links(self._selector, self._on_frame)
+        if config["relay_uid"] is not None:
+            self._links.listen(config["relay_address"], config["relay_uid"])
+        self._links.add(first_link)
+
+    # --- the loop -------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Serve until told to close, the maximum life is over, or no host has come back."""
+        while not self._is_over():
+            for key, events in self._selector.select(self._patience()):
+                key.data(events)
+            self._reap()
+            self._watch_call()
+
+    def _is_over(self) -> bool:
+        now = time.monotonic()
+        alone_since, linger_s = self._links.alone_since, float(self._config["linger_s"])
+        if alone_since is not None and now - alone_since > linger_s:
+            return True
+        return now > self._ends_at
+
+    def _patience(self) -> float:
+        if self._call is None:
+            return IDLE_S
+        return max(0.0, min(SAMPLE_S, self._call.deadline - time.monotonic()))
+
+    def _wake_on_children(self) -> None:
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._selector.register(
+            read_fd, selectors.EVENT_READ, lambda _events: os.read(read_fd, 4096)
+        )
+
+    # --- requests -------------------------------------------------------------------------
+
+    def _on_frame(self, link: Channel, frame: Frame) -> None:
+        try:
+            self._dispatch(link, frame)
+        except Malformed as error:
+            self._decline(link, "malformed", frame, error)
+        except (Refused, files.Refused) as error:
+            self._decline(link, "refused", frame, error)
+        except OSError as error:  # no memory, process or descriptor to be had, even after cleaning
+            self._decline(link, "fault", frame, error)
+
+    def _decline(self, link: Channel, kind: str, frame: Frame, why: Exception) -> None:
+        execution_id = frame.get("id")
+        known = execution_id if isinstance(execution_id, str) else ""
+        self._links.say(link, {"kind": kind, "id": known[:MAX_ID], "reason": str(why)})
+
+    def _dispatch(self, link: Channel, frame: Frame) -> None:
+        generation = int(wire.number(frame, "generation", 0, 2**62))
+        if generation < self._generation:
+            self._links.say(link, self._stale())
+        elif frame["kind"] == "hello":
+            self._on_hello(link, wire.text(frame, "nonce", MAX_ID), generation)
+        elif link is not self._links.current:
+            raise Malformed("say hello first")
+        elif frame["kind"] not in self._handlers:
+            raise Malformed("unknown kind: " + frame["kind"][:MAX_ID])
+        else:
+            self._handlers[frame["kind"]](frame)
+
+    def _stale(self) -> Frame:
+        return {"kind": "stale", "id": "", "seen": self._generation}
+
+    def _on_hello(self, link: Channel, nonce: str, generation: int) -> None:
+        self._generation = generation
+        self._links.make_current(link, self._stale())
+        answer = {
+            "kind": "hello",
+            "nonce": nonce,
+            "version": VERSION,
+            "epoch": self._epoch,
+            "python": platform.python_version(),
+            "running": self._call.id if self._call else None,
+            "finished": self._results.finished,
+        }
+        self._links.say(link, answer)
+        if self._kernel is None and self._call is None:
+            preload(self._config["preload"])
+            self._start_kernel()
+
+    def _on_execute(self, frame: Frame) -> None:
+        execution_id = wire.text(frame, "id", MAX_ID)
+        text = wire.text(frame, "text", wire.MAX_FRAME)
+        timeout_s = wire.number(frame, "timeout_s", 0, 10**6)
+        self._results.acknowledge(wire.texts(frame, "ack"))
+        known = self._known(execution_id)
+        if known is not None:
+            self._answer(known)
+        elif self._call is not None:
+            raise Refused(f"busy: {self._call.id} is running")
+        elif self._results.is_full:
+            raise Refused("too many results are not acknowledged")
+        else:
+            self._begin(frame["kind"], execution_id, text, timeout_s)
+
+    def _known(self, execution_id: str) -> Frame | None:
+        """What to say of an id that has been here before."""
+        if self._call is not None and self._call.id == execution_id:
+            return {"kind": "running", "id": execution_id}
+        if self._results.is_acknowledged(execution_id):
+            raise Refused("already acknowledged: " + execution_id)
+        return self._results.get(execution_id)
+
+    def _on_recall(self, frame: Frame) -> None:
+        execution_id = wire.text(frame, "id", MAX_ID)
+        self._answer(self._known(execution_id) or {"kind": "unknown", "id": execution_id})
+
+    def _on_cancel(self, _frame: Frame) -> None:
+        if self._call is not None:
+            self._call.interrupt("killed", "cancelled")
+
+    def _on_write(self, frame: Frame) -> None:
+        data = wire.unpack(wire.text(frame, "data", wire.MAX_FRAME))
+        is_first = frame.get("first") is True
+        size = files.write(
+            self._workspace, wire.text(frame, "name", MAX_NAME), data, first=is_first
+        )
+        if frame.get("last") is True:  # the host's own files are no news to it
+            self._snapshot = files.snapshot(self._workspace)
+        self._answer({"kind": "written", "id": wire.text(frame, "id", MAX_ID), "size": size})
+
+    def _on_read(self, frame: Frame) -> None:
+        offset = int(wire.number(frame, "offset", 0, 2**62))
+        size = int(wire.number(frame, "size", 0, MAX_CHUNK))
+        chunk = files.read(self._workspace, wire.text(frame, "name", MAX_NAME), offset, size)
+        answer = {
+            "kind": "data",
+            "id": wire.text(frame, "id", MAX_ID),
+            "data": wire.pack(chunk.data),
+            "size": chunk.size,
+            "mtime_ns": chunk.mtime_ns,
+        }
+        self._answer(answer)
+
+    def _on_list(self, frame: Frame) -> None:
+        found = sorted(files.snapshot(self._workspace).items())
+        listing = [[name, seen[0]] for name, seen in found]
+        self._answer({"kind": "files", "id": wire.text(frame, "id", MAX_ID), "files": listing})
+
+    def _on_close(self, _frame: Frame) -> None:
+        self._ends_at = 0.0
+
+    def _answer(self, frame: Frame) -> None:
+        self._links.say(self._links.current, frame)
+
+    # --- a call from its beginning to its end ---------------------------------------------
+
+    def _begin(self, kind: str, execution_id: str, text: str, timeout_s: float) -> None:
+        self._number += 1
+        launch = self._launch_python if kind == "python" else self._launch_shell
+        try:
+            self._call = launch(execution_id, text, timeout_s)
+        except OSError:  # earlier calls have left too much behind: make room, try once more
+            self._lose_kernel()
+            processes.kill_everything()
+            processes.wait_for_children()
+            self._call = launch(execution_id, text, timeout_s)
+
+    def _launch_python(self, execution_id: str, text: str, timeout_s: float) -> Call:
+        kernel = self._kernel or self._start_kernel()
+        kernel.capture.drain()
+        kernel.capture.begin(self._number)
+        call = Call("python", execution_id, self._number, timeout_s, self._counters)
+        call.attach(kernel.pid, kernel.capture)
+        kernel.ask(text, self._number)
+        self._watch_kernel(kernel)
+        return call
+
+    def _launch_shell(self, execution_id: str, text: str, timeout_s: float) -> Call:
+        call = Call("shell", execution_id, self._number, timeout_s, self._counters)
+        capture = self._new_capture()
+        try:
+            pid = processes.spawn(lambda: shell.run(text), capture.write_fd, self._workspace)
+        except OSError:
+            self._forget_capture(capture)
+            raise
+        finally:
+            capture.close_writer()
+        call.attach(pid, capture)
+        return call
+
+    def _watch_call(self) -> None:
+        call = self._call
+        if call is None:
+            return
+        call.sample()
+        if call.capture.kept.total > self._config["output_kill_bytes"]:
+            limit = "output limit of {:g} MiB".format(self._config["output_kill_bytes"] / MIB)
+            call.interrupt("output_limit", limit)
+        if time.monotonic() < call.deadline:
+            return
+        if call.stage is Stage.RUNNING:
+            call.interrupt("timeout", f"time limit of {call.timeout_s:g} s")
+        elif call.stage is Stage.INTERRUPTED:
+            self._kill(call)
+
+    def _kill(self, call: Call) -> None:
+        call.stage, call.deadline = Stage.KILLED, float("inf")
+        if call.kind == "python" or not processes.kill_others(call.spared):
+            processes.kill_everything()
+
+    def _reap(self) -> None:
+        """Collect what has ended: the kernel, the shell, and orphans of either."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._on_exit(pid, read_exit(status, usage))
+
+    def _on_exit(self, pid: int, end: Exit) -> None:
+        call = self._call
+        if self._kernel is not None and pid == self._kernel.pid:
+            self._on_kernel_exit(self._kernel, end)
+        elif call is not None and call.kind == "shell" and pid == call.pid:
+            self._finish(call, {"exit": end, "cpu_s": end.cpu_s})
+
+    def _on_kernel_exit(self, kernel: KernelProcess, end: Exit) -> None:
+        self._on_kernel(kernel)  # it may have answered and then died
+        self._lose_kernel()
+        call = self._call
+        if call is None or call.kind == "python":
+            processes.kill_everything()  # what it started has lost its owner
+        if call is not None and call.kind == "python":
+            self._finish(call, {"exit": end, "cpu_s": max(0.0, end.cpu_s - kernel.cpu_s)})
+
+    def _finish(self, call: Call, came: dict[str, Any]) -> None:
+        """Settle a call's outcome, clean up after it, store its result and tell the host."""
+        call.capture.drain()
+        outcome, exit_code = outcome_of(call, came)
+        if call.reason is not None and not processes.kill_others(call.spared):
+            self._lose_kernel()
+            processes.kill_everything()
+        limits_met = self._limits_met(call, outcome)
+        after = files.snapshot(self._workspace)
+        frame = {
+            "kind": "result",
+            "id": call.id,
+            "outcome": outcome,
+            "exit_code": exit_code,
+            "value": came.get("value"),
+            "output": call.capture.kept.frame(),
+            "output_file": call.capture.file,
+            "error": why_it_ended(call, came, outcome, limits_met),
+            "duration_s": time.monotonic() - call.started,
+            "cpu_s": came["cpu_s"],
+            "peak_memory_bytes": call.peak(),
+            "interpreter": "kept" if self._lost is None else "restarted",
+            "lost_names": self._lost or [],
+            "files": files.changed(self._snapshot, after),
+            "background_processes": self._count_background(),
+            "limits_met": limits_met,
+        }
+        self._call, self._snapshot, self._lost = None, after, None
+        self._release_capture(call)
+        self._results.keep(call.id, frame)
+        self._answer(frame)
+        self._replace_kernel()
+
+    def _limits_met(self, call: Call, outcome: str) -> list[str]:
+        met = list(call.limits_met)
+        if outcome == "oom":
+            met.append("memory limit of {:g} MiB".format(self._config["memory_bytes"] / MIB))
+        if call.was_refused_a_process():
+            met.append("process limit of {}".format(self._config["pids"]))
+        return met
+
+    def _count_background(self) -> int:
+        kernel = self._kernel.pid if self._kernel else 0
+        return sum(1 for process in processes.table() if process.pid != kernel)
+
+    # --- the kernel -----------------------------------------------------------------------
+
+    def _start_kernel(self) -> KernelProcess:
+        capture = self._new_capture()
+        try:
+            kernel = KernelProcess(self._workspace, self._config["output_bytes"], capture)
+        except OSError:
+            self._forget_capture(capture)
+            raise
+        finally:
+            capture.close_writer()
+        self._selector.register(
+            kernel.channel.read_fd, selectors.EVENT_READ, lambda _events: self._on_kernel(kernel)
+        )
+        self._kernel = kernel
+        return kernel
+
+    def _replace_kernel(self) -> None:
+        """Have a new interpreter ready for the next call, if the last one is gone."""
+        if self._kernel is None:
+            try:
+                self._start_kernel()
+            except OSError:
+                return  # the next call makes room and tries again
+
+    def _watch_kernel(self, kernel: KernelProcess) -> None:
+        watch_writing(self._selector, kernel.channel, lambda _events: self._on_kernel(kernel))
+
+    def _on_kernel(self, kernel: KernelProcess) -> None:
+        if kernel is not self._kernel:
+            return
+        alive = kernel.read() and kernel.channel.flush()
+        try:
+            self._take_reply(kernel)
+        except Malformed:
+            alive = False
+        if not alive:
+            # It speaks out of turn or no more; `_reap` sees its end.
+            self._unregister(kernel.channel.read_fd)
+            kernel.kill()
+        elif kernel is self._kernel:
+            self._watch_kernel(kernel)
+
+    def _take_reply(self, kernel: KernelProcess) -> None:
+        call = self._call
+        if call is not None and call.kind == "python":
+            reply = kernel.take_reply(call.number)
+            if reply is not None:
+                self._finish(call, reply)
+
+    def _lose_kernel(self) -> None:
+        """Note what is gone with the kernel; its output may still be held by others."""
+        kernel, self._kernel = self._kernel, None
+        if kernel is None:
+            return
+        self._lost = kernel.names
+        self._unregister(kernel.channel.read_fd)
+        kernel.channel.close()
+        self._retire(kernel.capture)
+
+    # --- output ---------------------------------------------------------------------------
+
+    def _new_capture(self) -> Capture:
+        config = self._config
+        capture = Capture(self._workspace, config["output_bytes"], config["spill_bytes"])
+        capture.begin(self._number)
+        self._selector.register(
+            capture.read_fd, selectors.EVENT_READ, lambda _events: self._on_output(capture)
+        )
+        return capture
+
+    def _on_output(self, capture: Capture) -> None:
+        if capture.read() != 0:
+            return
+        capture.has_ended = True
+        self._selector.unregister(capture.read_fd)
+        if capture in self._captures:
+            self._forget_capture(capture)
+
+    def _release_capture(self, call: Call) -> None:
+        if call.kind == "shell":
+            self._retire(call.capture)
+
+    def _retire(self, capture: Capture) -> None:
+        """Read on while children in the background write, so that they neither block nor die."""
+        self._captures.append(capture)
+        spare = [old for old in self._captures if old.has_ended and not self._is_in_use(old)]
+        for old in spare or self._captures[:-MAX_CAPTURES]:
+            self._forget_capture(old)
+
+    def _is_in_use(self, capture: Capture) -> bool:
+        return self._call is not None and self._call.capture is capture
+
+    def _forget_capture(self, capture: Capture) -> None:
+        if capture in self._captures:
+            self._captures.remove(capture)
+        self._unregister(capture.read_fd)
+        capture.close()
+
+    def _unregister(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)

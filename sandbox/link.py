@@ -1,0 +1,107 @@
+"""A byte stream to a guest, with deadlines: what every driver yields and `session` speaks over.
+
+Limits of this module: it trusts nothing it reads; sizes are the session's to bound.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Protocol
+
+from sandbox.errors import GuestTimeout, SandboxLost
+
+READ_SIZE = 256 * 1024
+STDERR = 2
+KEPT_STDERR = 4096
+
+
+class Link(Protocol):
+    """A pair of byte streams to one guest. Deadlines are `time.monotonic()` values."""
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of `data`; raises `GuestTimeout` or `SandboxLost`."""
+
+    def receive(self, deadline: float) -> bytes:
+        """Return what has come, at least one byte; raises `GuestTimeout` or `SandboxLost`."""
+
+    def last_words(self) -> str:
+        """What the guest's process has written to its standard error, at most 4 KiB."""
+
+    def close(self) -> None:
+        """Close it; safe to call twice."""
+
+
+class SocketLink:
+    """A link over a stream socket, as it comes or in the frames of Docker's attach stream.
+
+    Docker puts eight bytes before each piece: the stream (1 output, 2 error), three zeros, and
+    the length.
+    """
+
+    def __init__(self, stream: socket.socket, *, is_framed: bool, owner: object = None) -> None:
+        self._stream = stream
+        self._is_framed = is_framed
+        self._owner = owner  # kept alive: some HTTP responses close their socket when they die
+        self._raw = bytearray()
+        self._stderr = bytearray()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of `data`; raises `GuestTimeout` or `SandboxLost`."""
+        view = memoryview(data)
+        while view:
+            self._wait(deadline)
+            try:
+                view = view[self._stream.send(view[:READ_SIZE]) :]
+            except TimeoutError as error:
+                raise GuestTimeout("the guest does not take what it is sent") from error
+            except OSError as error:
+                raise SandboxLost(f"the link to the sandbox broke: {error}") from error
+
+    def receive(self, deadline: float) -> bytes:
+        """Return what has come, at least one byte; raises `GuestTimeout` or `SandboxLost`."""
+        while True:
+            self._wait(deadline)
+            try:
+                data = self._stream.recv(READ_SIZE)
+            except TimeoutError as error:
+                raise GuestTimeout("the guest does not answer") from error
+            except OSError as error:
+                raise SandboxLost(f"the link to the sandbox broke: {error}") from error
+            if not data:
+                raise SandboxLost("the sandbox has ended")
+            output = self._unframe(data) if self._is_framed else data
+            if output:
+                return output
+
+    def _wait(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise GuestTimeout("the guest does not answer")
+        self._stream.settimeout(left)
+
+    def _unframe(self, data: bytes) -> bytes:
+        """Take Docker's frames apart; a piece may come in any number of reads."""
+        self._raw += data
+        output = bytearray()
+        while len(self._raw) >= 8:  # noqa: PLR2004 - the header's size
+            kind, size = struct.unpack(">BxxxL", self._raw[:8])
+            if len(self._raw) < 8 + size:
+                break
+            piece = self._raw[8 : 8 + size]
+            if kind == STDERR:
+                self._stderr = (self._stderr + piece)[-KEPT_STDERR:]
+            else:
+                output += piece
+            del self._raw[: 8 + size]
+        return bytes(output)
+
+    def last_words(self) -> str:
+        """What the guest's process has written to its standard error, at most 4 KiB."""
+        return self._stderr.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        """Close it; safe to call twice."""
+        self._stream.close()
+        self._owner = None

@@ -1,0 +1,94 @@
+"""The process driver: the same guest as a plain child process. NOTHING IS ISOLATED.
+
+The code runs as the user who runs this, with that user's files and network; only time and output
+limits hold, and memory as far as `RLIMIT_AS` goes. It exists for tests and for a look at the
+product where no engine can be had, and it refuses to start unless told to.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from sandbox import bundle, hardening
+from sandbox.driver import GuestSandbox
+from sandbox.errors import SandboxUnavailable, SpecInvalid
+from sandbox.link import SocketLink
+from sandbox.session import Session
+from sandbox.types import SandboxSpec
+
+START_S = 30.0
+ENDING_S = 5.0
+
+
+class ProcessSandbox(GuestSandbox):
+    """One guest process and a temporary folder as its workspace."""
+
+    def __init__(self, process: subprocess.Popen[bytes], workspace: Path, session: Session) -> None:
+        super().__init__(session)
+        self.workspace = workspace
+        self._process = process
+
+    @classmethod
+    def start(cls, spec: SandboxSpec, *, allow_unisolated: bool = False) -> Self:
+        """Start a guest; raises `SpecInvalid` unless the caller says that it may be unisolated."""
+        if not allow_unisolated:
+            raise SpecInvalid(
+                "the process driver isolates nothing; set allow_unisolated to use it all the same"
+            )
+        workspace = Path(tempfile.mkdtemp(prefix="caisson-")).resolve()
+        ours, theirs = socket.socketpair()
+        process = _spawn(spec, workspace, theirs)
+        theirs.close()
+        session = Session(SocketLink(ours, is_framed=False), spec)
+        sandbox = cls(process, workspace, session)
+        config = bundle.guest_config(spec, str(workspace), is_container=False)
+        try:
+            session.hello(START_S, bundle.luggage({**config, "linger_s": 0.0}))
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+    def _discard(self) -> None:
+        """End the guest, which ends what it started, and remove the folder."""
+        try:
+            self._process.wait(ENDING_S)  # it sees its link close
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.workspace, ignore_errors=True)
+
+    def _why_lost(self) -> str | None:
+        code = self._process.poll()
+        return None if code is None else f"the guest process ended (exit code {code})"
+
+
+def _spawn(spec: SandboxSpec, workspace: Path, stream: socket.socket) -> subprocess.Popen[bytes]:
+    memory_bytes = spec.limits.memory_bytes
+
+    def limit_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    fd = stream.fileno()
+    command = [sys.executable, *bundle.guest_command()[1:]]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=fd,
+            stdout=fd,
+            stderr=subprocess.DEVNULL,
+            cwd=workspace,
+            env=hardening.process_environment(spec, workspace),
+            start_new_session=True,
+            preexec_fn=limit_memory,  # noqa: PLW1509 - one system call each, no locks
+        )
+    except OSError as error:
+        raise SandboxUnavailable(f"the guest process cannot be started: {error}") from error

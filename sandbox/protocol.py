@@ -1,0 +1,238 @@
+"""What a guest may say, checked: nothing from a sandbox goes further than here unread.
+
+A frame is one line of JSON. Its size is bounded before it is parsed, its kind is one of a closed
+set, and each field has a type and a limit; anything else is a `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import mimetypes
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from sandbox import transcript
+from sandbox.errors import ProtocolError
+from sandbox.guest.wire import MAX_FRAME
+from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome
+
+MAX_VALUE_CHARS = 16_000
+MAX_MESSAGE_CHARS = 4_000
+MAX_NAME_CHARS = 200
+MAX_LISTED = 10_000
+
+Id = Annotated[str, StringConstraints(max_length=200)]
+Text = Annotated[str, StringConstraints(max_length=16_000)]
+Base64 = Annotated[str, StringConstraints(max_length=MAX_FRAME)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Texts = Annotated[tuple[Text, ...], Field(max_length=1000)]
+
+
+class Said(BaseModel):
+    """A frame from the guest."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Hello(Said):
+    """The guest is there; `epoch` is another one in each sandbox."""
+
+    kind: Literal["hello"]
+    nonce: Id
+    version: Count
+    epoch: Id
+    python: Id
+    running: Id | None
+    finished: Annotated[list[Id], Field(max_length=1000)]
+
+
+class Declined(Said):
+    """A request that the guest did not do, and why."""
+
+    kind: Literal["malformed", "refused", "fault", "unsuitable"]
+    id: Id
+    reason: Text
+
+
+class Stale(Said):
+    """A host with a higher generation has been here."""
+
+    kind: Literal["stale"]
+    id: Id
+    seen: Count
+
+
+class Known(Said):
+    """An execution that runs, or that the guest has never heard of."""
+
+    kind: Literal["running", "unknown"]
+    id: Id
+
+
+class Written(Said):
+    """So many bytes are in the file now."""
+
+    kind: Literal["written"]
+    id: Id
+    size: Count
+
+
+class Data(Said):
+    """A part of a file."""
+
+    kind: Literal["data"]
+    id: Id
+    data: Base64
+    size: Count
+    mtime_ns: int
+
+
+class Files(Said):
+    """The regular files of the workspace."""
+
+    kind: Literal["files"]
+    id: Id
+    files: Annotated[list[tuple[Text, Count]], Field(max_length=MAX_LISTED)]
+
+
+class Bounded(Said):
+    """Head and tail of a text of `bytes` bytes."""
+
+    head: Base64
+    tail: Base64
+    bytes: Count
+
+
+class Raised(Said):
+    """An exception of user code."""
+
+    type: Text
+    message: Text
+    line: Count | None
+    source: Text | None
+    frames: list[Text]
+    facts: dict[Text, list[Text]]
+
+
+class Result(Said):
+    """What one call did, as the guest tells it."""
+
+    kind: Literal["result"]
+    id: Id
+    outcome: Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "exited"]
+    exit_code: Annotated[int, Field(ge=-255, le=1024)] | None
+    value: Bounded | None
+    output: Bounded
+    output_file: Text | None
+    error: Raised | None
+    duration_s: Seconds
+    cpu_s: Seconds
+    peak_memory_bytes: Count
+    interpreter: Literal["kept", "restarted"]
+    lost_names: Annotated[list[Text], Field(max_length=1000)]
+    files: Annotated[list[tuple[Text, Count]], Field(max_length=1000)]
+    background_processes: Count
+    limits_met: Annotated[list[Text], Field(max_length=10)]
+
+
+Frame = Hello | Declined | Stale | Known | Written | Data | Files | Result
+
+_adapter: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="kind")])
+
+
+def read(line: bytes) -> Frame:
+    """Read one line of a guest; raises `ProtocolError`."""
+    try:
+        # The standard parser, not pydantic's own: it is strict here about types, not about JSON.
+        return _adapter.validate_json(line)
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"the guest sent what is no frame: {_shorten(error)}") from error
+
+
+def _shorten(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
+    return str(error)[:300]
+
+
+def write(kind: str, **fields: object) -> bytes:
+    """Write one request as a line."""
+    return json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+
+
+def unpack(data: str) -> bytes:
+    """Read base64; raises `ProtocolError`."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise ProtocolError(f"the guest sent what is no base64: {error}") from error
+
+
+def execution(result: Result) -> Execution:
+    """Turn a result into what callers see: clean text in bounded sizes."""
+    output = _render(result.output, result.output_file)
+    return Execution(
+        outcome=Outcome(result.outcome),
+        exit_code=result.exit_code,
+        value=None if result.value is None else _render(result.value, None).text,
+        output=output.text,
+        output_truncated=output.truncated,
+        output_bytes=result.output.bytes,
+        output_file=_clean(result.output_file) if result.output_file else None,
+        error=None if result.error is None else _error(result.error),
+        duration_s=result.duration_s,
+        cpu_s=result.cpu_s,
+        peak_memory_bytes=result.peak_memory_bytes,
+        interpreter=Interpreter(result.interpreter),
+        lost_names=tuple(map(_clean, result.lost_names)),
+        files=file_infos(result.files),
+        background_processes=result.background_processes,
+        limit="; ".join(map(_clean, result.limits_met)) or None,
+    )
+
+
+def file_infos(listing: list[tuple[str, int]]) -> tuple[FileInfo, ...]:
+    """Describe files; names that a person could not read are left out."""
+    return tuple(
+        FileInfo(name=name, size=size, mime=_mime(name))
+        for name, size in listing
+        if name.isprintable() and _is_inside(name)
+    )
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def _mime(name: str) -> str:
+    return mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+
+def _render(text: Bounded, file: str | None) -> transcript.Transcript:
+    head, tail = unpack(text.head), unpack(text.tail)
+    return transcript.render(head, tail, text.bytes, full_text_in=file)
+
+
+def _clean(text: str) -> str:
+    return transcript.clean(text, MAX_NAME_CHARS)
+
+
+def _error(raised: Raised) -> ErrorInfo:
+    return ErrorInfo(
+        type=_clean(raised.type),
+        message=transcript.clean(raised.message, MAX_MESSAGE_CHARS),
+        line=raised.line,
+        source=None if raised.source is None else transcript.clean(raised.source, 400),
+        frames=tuple(transcript.clean(frame, 600) for frame in raised.frames[:20]),
+        facts={
+            _clean(key): tuple(map(_clean, values[:100]))
+            for key, values in list(raised.facts.items())[:10]
+        },
+    )

@@ -1,0 +1,232 @@
+"""One conversation with one guest over a link: the half of a sandbox that all drivers share.
+
+The host waits for an answer with a deadline of its own, later than the guest's, and believes
+nothing that `sandbox.protocol` has not checked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import uuid
+from typing import BinaryIO, TypeVar
+
+from sandbox import protocol
+from sandbox.errors import (
+    FileRefused,
+    ImageUnsuitable,
+    ProtocolError,
+    SandboxUnavailable,
+    StaleGeneration,
+)
+from sandbox.guest.wire import MAX_FRAME, Lines, pack
+from sandbox.link import Link
+from sandbox.protocol import Data, Declined, Files, Frame, Hello, Known, Result, Stale, Written
+from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome, SandboxSpec
+
+CHUNK = 2 * 1024 * 1024
+ANSWER_S = 30.0  # for what takes milliseconds, on a machine that is busy
+ENDING_S = 15.0  # on top of a call's limit: the guest's grace, its clean-up, a busy machine
+MAX_SAID = 4 * MAX_FRAME  # in answer to one request
+MAX_TEXT = MAX_FRAME - 64 * 1024
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+T = TypeVar("T", bound=Result | Known | Written | Data | Files)
+
+
+class Session:
+    """Speaks the protocol; see `sandbox.base.Sandbox` for what the methods promise."""
+
+    def __init__(self, link: Link, spec: SandboxSpec) -> None:
+        self.spec = spec
+        self._link = link
+        self._lines = Lines(MAX_FRAME)
+        self._inbox: list[Frame] = []
+        self._to_acknowledge: list[str] = []
+        self._sending = threading.Lock()
+        self._received_bytes = 0
+
+    # --- opening --------------------------------------------------------------------------
+
+    def hello(self, timeout_s: float = ANSWER_S, luggage: bytes = b"") -> Hello:
+        """Open, or re-open, the conversation; whatever came before its answer is thrown away."""
+        nonce = uuid.uuid4().hex
+        deadline = time.monotonic() + timeout_s
+        # A newline first: it ends the half-written line of a host that died.
+        first = b"\n" + protocol.write("hello", nonce=nonce, generation=self.spec.generation)
+        self._send(luggage + first, deadline)
+        while True:
+            try:
+                said = self._next(deadline)
+            except ProtocolError:
+                continue  # the rest of a line to another host
+            if isinstance(said, Hello) and said.nonce == nonce:
+                return said
+            if isinstance(said, Declined) and said.kind == "unsuitable":
+                raise ImageUnsuitable(f"the image has {said.reason}; 3.9 or newer is needed")
+            if isinstance(said, Stale):
+                raise StaleGeneration(f"generation {said.seen} owns this sandbox")
+
+    # --- calls ----------------------------------------------------------------------------
+
+    def execute(
+        self, kind: str, text: str, timeout_s: float, execution_id: str | None
+    ) -> Execution:
+        """Run code or a command to its end; the same id never runs twice."""
+        text = SURROGATES.sub("\ufffd", text)
+        refusal = _refusal(text)
+        if refusal is not None:
+            return refusal
+        execution_id = execution_id or uuid.uuid4().hex
+        done, self._to_acknowledge = self._to_acknowledge, []
+        self._request(kind, id=execution_id, text=text, timeout_s=timeout_s, ack=done)
+        said: Known | Result = self._await(execution_id, timeout_s + ENDING_S, Result, Known)
+        return self._settle(said, timeout_s)
+
+    def recall(self, execution_id: str) -> Execution | None:
+        """Take the result of an execution that an earlier host began; None if it is unknown."""
+        self._request("recall", id=execution_id)
+        said: Known | Result = self._await(execution_id, ANSWER_S, Result, Known)
+        if isinstance(said, Known) and said.kind == "unknown":
+            return None
+        return self._settle(said, self.spec.limits.max_life_s)
+
+    def cancel(self) -> None:
+        """Ask for the end of what runs; may be called from any thread."""
+        self._request("cancel", id="")
+
+    def _settle(self, said: Result | Known, timeout_s: float) -> Execution:
+        if isinstance(said, Known):  # it ran already; its result comes when it ends
+            said = self._await(said.id, timeout_s + ENDING_S, Result)
+        # Acknowledged with the next call: its coming means that this result has been stored.
+        self._to_acknowledge.append(said.id)
+        return protocol.execution(said)
+
+    # --- files ----------------------------------------------------------------------------
+
+    def write_file(self, name: str, source: BinaryIO) -> int:
+        """Write `source` to `name`, a part at a time; returns the size in bytes."""
+        size, first = 0, True
+        data = source.read(CHUNK)
+        while True:
+            following = source.read(CHUNK) if data else b""
+            asked = uuid.uuid4().hex
+            self._request(
+                "write", id=asked, name=name, data=pack(data), first=first, last=not following
+            )
+            size = self._await(asked, ANSWER_S, Written).size
+            if not following:
+                return size
+            data, first = following, False
+
+    def read_file(self, name: str, target: BinaryIO, *, max_bytes: int | None = None) -> int:
+        """Copy a regular file into `target`; returns its size in bytes."""
+        limit = self.spec.limits.read_bytes if max_bytes is None else max_bytes
+        seen: tuple[int, int] | None = None
+        offset = 0
+        while seen is None or offset < seen[0]:
+            part = self._read_part(name, offset)
+            now = (part.size, part.mtime_ns)
+            if part.size > limit:
+                raise FileRefused(f"{name}: {part.size} bytes, the limit is {limit}")
+            data = protocol.unpack(part.data)
+            if now != (seen or now) or not (data or part.size == 0):
+                raise FileRefused(f"{name}: changed while it was read")
+            seen, offset = now, offset + len(data)
+            if offset > part.size:
+                raise ProtocolError(f"the guest sent more of {name} than there is")
+            target.write(data)
+        return offset
+
+    def _read_part(self, name: str, offset: int) -> Data:
+        asked = uuid.uuid4().hex
+        self._request("read", id=asked, name=name, offset=offset, size=CHUNK)
+        return self._await(asked, ANSWER_S, Data)
+
+    def files(self) -> tuple[FileInfo, ...]:
+        """List the regular files of the workspace."""
+        asked = uuid.uuid4().hex
+        self._request("list", id=asked)
+        return protocol.file_infos(self._await(asked, ANSWER_S, Files).files)
+
+    # --- ending ---------------------------------------------------------------------------
+
+    def farewell(self) -> None:
+        """Tell the guest to end, if it still listens."""
+        try:
+            self._request("close")
+        except SandboxUnavailable:
+            return  # it is gone already, which is what was wanted
+
+    def close(self) -> None:
+        """Close the link."""
+        self._link.close()
+
+    def last_words(self) -> str:
+        """What the guest's process has written to its standard error."""
+        return self._link.last_words()
+
+    # --- frames ---------------------------------------------------------------------------
+
+    def _request(self, kind: str, **fields: object) -> None:
+        line = protocol.write(kind, generation=self.spec.generation, **fields)
+        self._received_bytes = 0
+        self._send(line, time.monotonic() + ANSWER_S)
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        with self._sending:
+            self._link.send(data, deadline)
+
+    def _await(self, asked: str, timeout_s: float, *kinds: type[T]) -> T:
+        """Wait for the answer to `asked`; late answers to earlier requests are passed over."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            said = self._next(deadline)
+            if isinstance(said, Stale):
+                raise StaleGeneration(f"generation {said.seen} owns this sandbox")
+            if isinstance(said, Declined) and said.id in {asked, ""}:
+                raise _declined(said)
+            if isinstance(said, kinds) and said.id == asked:
+                return said
+
+    def _next(self, deadline: float) -> Frame:
+        while not self._inbox:
+            data = self._link.receive(deadline)
+            self._received_bytes += len(data)
+            if self._received_bytes > MAX_SAID:
+                raise ProtocolError("the guest talks without end")
+            for line in self._lines.feed(data):
+                self._keep(line)
+        return self._inbox.pop(0)
+
+    def _keep(self, line: bytes | None) -> None:
+        if line is None:
+            raise ProtocolError(f"the guest sent a line of over {MAX_FRAME} bytes")
+        if line.strip():
+            self._inbox.append(protocol.read(line))
+
+
+def _refusal(text: str) -> Execution | None:
+    """What cannot even be sent is the code's fault, and told as such."""
+    if "\0" in text:
+        return _failed("SyntaxError", "the code holds a NUL character (\\x00); write it escaped")
+    size = len(json.dumps(text))
+    if size > MAX_TEXT:
+        return _failed("CodeTooLong", f"{size} bytes; the limit is {MAX_TEXT}")
+    return None
+
+
+def _failed(kind: str, message: str) -> Execution:
+    error = ErrorInfo(type=kind, message=message)
+    return Execution(outcome=Outcome.ERROR, error=error, interpreter=Interpreter.KEPT)
+
+
+def _declined(said: Declined) -> Exception:
+    """The error for a request that the guest did not do."""
+    if said.kind == "refused":
+        return FileRefused(said.reason)
+    if said.kind == "fault":
+        return SandboxUnavailable(f"the sandbox has no room left: {said.reason}")
+    return ProtocolError(f"the guest did not understand: {said.reason}")
