@@ -1,0 +1,1 @@
+"""Models: a contract (`base`), what fulfils it, and what wraps it."""

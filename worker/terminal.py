@@ -1,0 +1,119 @@
+"""What every command that prints needs: text made safe, units, folding, a line of activity.
+
+Nothing that a model, its code or a file's name says passes through Rich's markup, and what a
+terminal would act on is taken out or made visible first (`safe`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from sandbox.transcript import clean
+from sandbox.types import MIB, Execution, Interpreter
+
+MAX_CHARS = 1_000_000
+MAX_WIDTH = 110
+HEAD_LINES, TAIL_LINES = 30, 10
+_PLAIN_WIDTH = 80
+
+
+def safe(text: str) -> str:
+    """Text of unknown origin, fit for a terminal."""
+    return clean(text, MAX_CHARS)
+
+
+def size_text(size: float) -> str:
+    """A number of bytes for people: 512 B, 3.1 kB, 84 MB."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:  # noqa: PLR2004 - as file managers count
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"  # noqa: PLR2004
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def time_text(seconds: float) -> str:
+    """A span for people: 0.8 s, 42 s, 3 min 05 s, 2 h 10 min."""
+    if seconds < 10:  # noqa: PLR2004 - one decimal is what can be felt
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """A console that folds lines on a terminal and leaves them whole everywhere else."""
+    console = Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    console.width = min(console.width, MAX_WIDTH)
+    return console
+
+
+class Activity:
+    """A line that says what is going on and for how long; on a terminal only."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            SpinnerColumn("dots", style="cyan"),
+            TextColumn("{task.description}", style="dim", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._is_shown = console.is_terminal
+        self._progress = Progress(*columns, console=console, transient=True)
+
+    def show(self, what: str) -> None:
+        self.hide()
+        if self._is_shown:
+            self._progress.add_task(f"{what} …", total=None)
+            self._progress.start()
+
+    def hide(self) -> None:
+        self._progress.stop()
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+
+
+def write_block(console: Console, text: Text, gutter: str = "", gutter_style: str = "") -> None:
+    """Print text behind a gutter, folded to the terminal's width if it is one."""
+    text.expand_tabs(4)
+    room = max(20, console.width - len(gutter))
+    lines: Iterable[Text] = text.split("\n", allow_blank=True)
+    if console.is_terminal:
+        lines = (part for line in lines for part in _folded(console, line, room))
+    for line in lines:
+        line.rstrip()
+        console.print(Text.assemble((gutter, gutter_style), line), soft_wrap=True)
+
+
+def _folded(console: Console, line: Text, width: int) -> Iterable[Text]:
+    return line.wrap(console, width) if line.cell_len > width else [line]
+
+
+def shortened(text: Text) -> Text:
+    """The first and the last lines of a long text, and how many are between them."""
+    lines = text.split("\n", allow_blank=True)
+    missing = len(lines) - HEAD_LINES - TAIL_LINES
+    if missing <= 1:
+        return text
+    note = Text(f"… {missing} more lines …", style="dim italic")
+    return Text("\n").join([*lines[:HEAD_LINES], note, *lines[-TAIL_LINES:]])
+
+
+def figures(execution: Execution) -> str:
+    """Time and memory of an execution, and what became of the interpreter if that matters."""
+    parts = [time_text(execution.duration_s)]
+    if execution.peak_memory_bytes:
+        parts.append(f"peak {execution.peak_memory_bytes / MIB:.0f} MiB")
+    if execution.interpreter is Interpreter.RESTARTED:
+        parts.append("interpreter restarted, its variables are gone")
+    if execution.background_processes:
+        parts.append(f"{execution.background_processes} still running in the background")
+    return "  " + " · ".join(parts)

@@ -1,0 +1,301 @@
+"""What a person sees of a job while it runs: thought, code, output, figures, budget, answer.
+
+Results are shown in the words that the model gets. The answer is set as Markdown on a terminal
+only, without clickable links, and printed as it is elsewhere, so that a pipe gets what was said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.text import Text
+
+from sandbox.transcript import clean
+from sandbox.types import FileInfo, Outcome
+from worker.budget import Spent, spent
+from worker.history import History
+from worker.hooks import Observer
+from worker.messages import (
+    Artifact,
+    CallStarted,
+    Event,
+    FinishReason,
+    Job,
+    MessageAdded,
+    NoticeAdded,
+    Remarked,
+    Reply,
+    ReplyAdded,
+    ResultAdded,
+    ResultStatus,
+    Role,
+    SandboxReplaced,
+    ToolCall,
+    ToolResult,
+)
+from worker.terminal import Activity, figures, safe, shortened, size_text, time_text, write_block
+from worker.tools import shown_arguments
+
+_INDENT = "  "
+_LANGUAGES = {"code": "python", "command": "bash", "expression": "python"}
+_SHORT_CHARS = 200
+
+_MARKS = {
+    ResultStatus.OK: ("✓", "green"),
+    ResultStatus.ERROR: ("✗", "red"),
+    ResultStatus.REFUSED: ("✗", "yellow"),
+    ResultStatus.SKIPPED: ("–", "yellow"),
+    ResultStatus.CANCELLED: ("–", "yellow"),
+    ResultStatus.UNKNOWN: ("?", "yellow"),
+}
+
+
+class Glance(Observer):
+    """Shows on one line of a terminal what the job is doing; leaves nothing behind."""
+
+    def __init__(self, console: Console) -> None:
+        self._activity = Activity(console)
+
+    def on_asking(self, history: History) -> None:
+        self._activity.show(f"step {history.job.steps + 1}: the model thinks")
+
+    def on_event(self, event: Event, history: History) -> None:
+        if isinstance(event, CallStarted):
+            name = safe(history.call(event.call_id).name)
+            self._activity.show(f"step {history.job.steps}: {name} runs")
+
+    def close(self) -> None:
+        self._activity.hide()
+
+
+class Trace(Observer):
+    """Prints the work of a job as it happens."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._activity = Activity(console)
+        self._held: Reply | None = None
+        self._shown: set[str] = set()
+        self._is_broken = False
+
+    # ---- what happens
+
+    def on_asking(self, history: History) -> None:
+        del history
+        self._activity.show("the model thinks")
+
+    def on_event(self, event: Event, history: History) -> None:
+        """Show an event. A terminal that went away must not end the work."""
+        if self._is_broken:
+            return
+        try:
+            self._activity.hide()
+            self._show(event, history)
+        except OSError:
+            self._is_broken = True
+
+    def _show(self, event: Event, history: History) -> None:
+        match event:
+            case MessageAdded() if event.message.role is Role.USER:
+                self._opening(history.job, event.message.text)
+            case ReplyAdded():
+                self._reply(event.reply, history)
+            case CallStarted():
+                self._call(history.call(event.call_id), history)
+                self._activity.show(f"{safe(history.call(event.call_id).name)} runs")
+            case ResultAdded():
+                self._call(history.call(event.result.call_id), history)
+                self._result(event.result)
+            case NoticeAdded():
+                self._release()
+                self._note("↺ told the model: ", event.text, "yellow")
+            case Remarked():
+                self._note("· ", event.text, "dim")
+            case SandboxReplaced():
+                self._note("! new sandbox: ", event.why, "yellow")
+
+    # ---- the parts of a trace
+
+    def _opening(self, job: Job, goal: str) -> None:
+        self._line(Text.assemble(("caisson", "bold cyan"), ("  job ", "dim"), safe(job.id)))
+        if job.model:
+            self._line(Text.assemble(("model ", "dim"), safe(job.model)))
+        self._line()
+        self._block(Text(safe(goal).strip(), style="bold"), _INDENT)
+
+    def _reply(self, reply: Reply, history: History) -> None:
+        self._release()
+        self._rule(str(history.job.steps), left_text(spent(history, time.time())))
+        if reply.reasoning:
+            self._block(shortened(Text(safe(reply.reasoning).strip(), style="dim italic")))
+        if not reply.calls:
+            self._held = reply  # most likely the answer, which is shown at the end
+        elif reply.text:
+            self._block(Text(safe(reply.text)))
+
+    def _release(self) -> None:
+        """Print a text that was not the answer after all."""
+        held, self._held = self._held, None
+        if held is not None and held.text:
+            self._block(Text(safe(held.text)))
+
+    def _call(self, call: ToolCall, history: History) -> None:
+        if call.id in self._shown:
+            return
+        self._shown.add(call.id)
+        title = Text.assemble(("▸ ", "cyan"), (safe(call.name), "cyan"))
+        title.append(f"  call {history.number(call.id)}", style="dim")
+        arguments = shown_arguments(call)
+        code = Text(safe(arguments)) if isinstance(arguments, str) else _code(arguments)
+        if isinstance(arguments, dict):
+            title.append_text(_short_arguments(arguments))
+        self._line()
+        self._block(title, _INDENT)
+        if call.repaired:
+            self._note("· repaired: ", call.repaired, "yellow")
+        if code is not None:
+            self._block(shortened(code), "    ")
+
+    def _result(self, result: ToolResult) -> None:
+        mark, style = _MARKS[result.status]
+        head = Text.assemble((f"{mark} ", style), (_headline(result), style))
+        head.append(_figures(result), style="dim")
+        self._block(head, _INDENT)
+        first, _, rest = result.text.partition("\n")
+        body = rest if first.startswith("status:") else result.text
+        if body.strip():
+            self._block(shortened(_observation(body)), f"{_INDENT}│ ", "dim")
+        for file in result.files:
+            self._file(file)
+
+    def _file(self, file: FileInfo | Artifact) -> None:
+        line = Text.assemble(("+ ", "green"), safe(file.name), (f"  {size_text(file.size)}", "dim"))
+        self._block(line, _INDENT)
+
+    def _note(self, mark: str, text: str, style: str) -> None:
+        self._block(shortened(Text(mark + safe(text).strip(), style=style)), _INDENT)
+
+    # ---- the end
+
+    def close(self, job: Job) -> None:
+        """Print how the job ended, its answer, and where its files are."""
+        self._activity.hide()
+        if self._is_broken:
+            return
+        if job.answer:
+            self._answer(job.answer)
+        self._release_unless(job.answer)
+        self._line()
+        self._block(_ending(job), "")
+        for artifact in job.artifacts:
+            self._file(artifact)
+        if job.artifacts:
+            folder = folder_of(job.artifacts)
+            self._line(Text.assemble(("files in ", "dim"), safe(str(folder))))
+
+    def _release_unless(self, answer: str | None) -> None:
+        if self._held is not None and self._held.text == (answer or "").strip():
+            self._held = None
+        self._release()
+
+    def _answer(self, answer: str) -> None:
+        self._rule("answer", "", "bold green")
+        if self._console.is_terminal:
+            text = Markdown(safe(answer), code_theme="ansi_dark", hyperlinks=False)
+            self._console.print(Padding(text, (0, 0, 0, len(_INDENT))))
+        else:
+            self._block(Text(safe(answer)), "")
+
+    # ---- lines
+
+    def _rule(self, left: str, right: str, style: str = "bold") -> None:
+        width = self._console.width
+        gap = max(3, width - len(left) - len(right) - 6)
+        self._line()
+        self._line(
+            Text.assemble(("── ", "dim"), (left, style), (f" {'─' * gap} ", "dim"), (right, "dim"))
+        )
+
+    def _block(self, text: Text, gutter: str = _INDENT, gutter_style: str = "") -> None:
+        write_block(self._console, text, gutter, gutter_style)
+
+    def _line(self, text: Text | None = None) -> None:
+        self._console.print(text or "", soft_wrap=True)
+
+
+def left_text(limits: Iterable[Spent]) -> str:
+    """What is left of a budget, in a few words."""
+    return " · ".join(_left(limit) for limit in limits if limit.limit != "max_working_s") + " left"
+
+
+def _left(limit: Spent) -> str:
+    if limit.unit == "s":
+        return time_text(limit.left)
+    if not limit.unit:
+        return f"cost {limit.left:.2f}"
+    return f"{limit.left:,.0f} {limit.unit}"
+
+
+def _code(arguments: dict[str, str]) -> Text | None:
+    for name, language in _LANGUAGES.items():
+        if name in arguments:
+            syntax = Syntax("", language, theme="ansi_dark", background_color="default")
+            text = syntax.highlight(safe(arguments[name]).strip("\n"))
+            text.rstrip()
+            return text
+    return None
+
+
+def _short_arguments(arguments: dict[str, str]) -> Text:
+    text = Text()
+    for name, value in arguments.items():
+        if name not in _LANGUAGES:
+            shown = clean(value, _SHORT_CHARS).replace("\n", "↵")
+            text.append(f"  {safe(name)}=", style="dim").append(shown)
+    return text
+
+
+def _headline(result: ToolResult) -> str:
+    if result.execution is not None and result.execution.outcome is not Outcome.OK:
+        return result.execution.outcome.value.replace("_", " ")
+    return result.status.value
+
+
+def _figures(result: ToolResult) -> str:
+    if result.execution is None:
+        return f"  {time_text(result.duration_s)}" if result.duration_s else ""
+    return figures(result.execution)
+
+
+def _observation(body: str) -> Text:
+    """Colour the lines of a result that matter most."""
+    text = Text(safe(body).strip("\n"))
+    text.highlight_regex(r"(?m)^hint: .*", "yellow")
+    return text
+
+
+def _ending(job: Job) -> Text:
+    is_good = job.finish_reason is FinishReason.ANSWERED
+    mark = ("✓ ", "bold green") if is_good else ("✗ ", "bold red")
+    reason = job.finish_reason.value if job.finish_reason else job.status.value
+    parts = [f"{job.steps} step{'' if job.steps == 1 else 's'}"]
+    if job.usage.tokens:
+        parts.append(f"{job.usage.tokens:,} tokens")
+    if job.usage.cost:
+        parts.append(f"cost {job.usage.cost:.4f}")
+    line = Text.assemble(mark, (reason, mark[1]), ("  " + " · ".join(parts), "dim"))
+    if job.error is not None:
+        line.append(f"\n  {safe(job.error.type)}: {safe(job.error.message)}")
+    return line
+
+
+def folder_of(artifacts: Sequence[Artifact]) -> Path:
+    """The folder of a job that all its artefacts are in."""
+    first = artifacts[0]
+    return Path(first.path).parents[len(Path(first.name).parts) - 1]
