@@ -7,11 +7,13 @@ terminal would act on is taken out or made visible first (`safe`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from sandbox.transcript import clean
@@ -75,6 +77,14 @@ class Activity:
             self._progress.add_task(f"{what} …", total=None)
             self._progress.start()
 
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        self.show(what)
+        try:
+            yield
+        finally:
+            self.hide()
+
     def hide(self) -> None:
         self._progress.stop()
         for task in self._progress.task_ids:
@@ -117,3 +127,21 @@ def figures(execution: Execution) -> str:
     if execution.background_processes:
         parts.append(f"{execution.background_processes} still running in the background")
     return "  " + " · ".join(parts)
+
+
+def settings_table(rows: Iterable[tuple[str, str, str]]) -> Table:
+    """Names, values and origins; what is not a default stands out."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("setting", "value", "from"):
+        table.add_column(title, overflow="fold")
+    for name, value, origin in rows:
+        style = "dim" if origin == "default" else "bold"
+        table.add_row(name, Text(safe(value)), Text(safe(origin)), style=style)
+    return table
+
+
+def write_check(console: Console, name: str, detail: str, *, is_ok: bool) -> None:
+    """One line of a health check; a failure's detail is not dimmed."""
+    mark, style = ("✓", "green") if is_ok else ("✗", "bold red")
+    line = Text.assemble((f"{mark} ", style), (f"{safe(name):<24}", "" if is_ok else "bold"), " ")
+    write_block(console, line.append(safe(detail), style="dim" if is_ok else ""))

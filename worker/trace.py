@@ -17,7 +17,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from sandbox.transcript import clean
-from sandbox.types import FileInfo, Outcome
+from sandbox.types import Outcome
 from worker.budget import Spent, spent
 from worker.history import History
 from worker.hooks import Observer
@@ -70,7 +70,8 @@ class Glance(Observer):
             name = safe(history.call(event.call_id).name)
             self._activity.show(f"step {history.job.steps}: {name} runs")
 
-    def close(self) -> None:
+    def close(self, job: Job) -> None:
+        del job
         self._activity.hide()
 
 
@@ -171,10 +172,8 @@ class Trace(Observer):
         body = rest if first.startswith("status:") else result.text
         if body.strip():
             self._block(shortened(_observation(body)), f"{_INDENT}│ ", "dim")
-        for file in result.files:
-            self._file(file)
 
-    def _file(self, file: FileInfo | Artifact) -> None:
+    def _file(self, file: Artifact) -> None:
         line = Text.assemble(("+ ", "green"), safe(file.name), (f"  {size_text(file.size)}", "dim"))
         self._block(line, _INDENT)
 
@@ -277,6 +276,8 @@ def _observation(body: str) -> Text:
     """Colour the lines of a result that matter most."""
     text = Text(safe(body).strip("\n"))
     text.highlight_regex(r"(?m)^hint: .*", "yellow")
+    text.highlight_regex(r"(?m)^new or changed files: .*", "green")
+    text.highlight_regex(r"(?m)^(output|value):$", "dim")
     return text
 
 

@@ -1,0 +1,322 @@
+"""The command line: reads options, calls one part, and turns how it ended into an exit code.
+
+What is heavy is imported by the command that needs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sandbox.errors import SandboxError, SpecInvalid
+from worker.errors import CaissonError, Cancelled, InputInvalid, UsageError
+from worker.stopping import interrupt_on_signals, stoppable
+
+if TYPE_CHECKING:
+    from worker.cli_exec import Call
+    from worker.messages import Job
+    from worker.trace import Glance, Trace
+
+
+class Exit(IntEnum):
+    """What the exit code of a command says."""
+
+    ANSWERED = 0  # or, of other commands: done
+    USAGE = 2  # the person who called must change something
+    SPENT = 3  # a budget was used up, or the model went in circles
+    FAILED = 4  # the job, or a check of `doctor`, failed
+    INFRASTRUCTURE = 5  # our side failed: the engine, the image, the model's endpoint
+    CANCELLED = 130  # Ctrl-C
+
+
+EXIT_CODES = (
+    "Exit codes: 0 answered, 2 wrong use, 3 budget or loop, 4 failed, "
+    "5 infrastructure, 130 cancelled."
+)
+
+app = typer.Typer(
+    name="caisson",
+    help="An agent worker whose code runs in throwaway, locked-down containers.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Rich's help is drawn in 200 ms, plain help in 20
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(rich_markup_mode=None, help="Look at the settings in force.")
+app.add_typer(config_app, name="config")
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--file", metavar="PATH", help="Put into the workspace, by its name."),
+]
+Mounts = Annotated[
+    list[Path] | None,
+    typer.Option("--mount", metavar="PATH", help="Offer read-only at /mnt/NAME (large data)."),
+]
+Memory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory of the sandbox, like 512m or 2g.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")]
+
+
+# ---- the door
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    interrupt_on_signals()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.exit(_guarded(sys.argv[1:]))
+
+
+def _guarded(arguments: Sequence[str]) -> int:
+    """Run a command; every failure that we know becomes one line on stderr and an exit code."""
+    try:
+        return int(
+            app(list(arguments) or ["--help"], prog_name="caisson", standalone_mode=False) or 0
+        )
+    except typer.TyperException as error:
+        return _complain(_wrong_use(error), Exit.USAGE)
+    except (UsageError, SpecInvalid) as error:
+        return _complain(error, Exit.USAGE)
+    except (KeyboardInterrupt, Cancelled):
+        return _complain("cancelled", Exit.CANCELLED)
+    except (CaissonError, SandboxError) as error:
+        return _complain(error, Exit.INFRASTRUCTURE)
+    except BrokenPipeError:
+        _forget_stdout()
+        return Exit.FAILED
+
+
+def _wrong_use(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "caisson"
+    return f"{error.format_message().rstrip('.')} (see {command} --help)"
+
+
+def _complain(what: object, code: Exit) -> Exit:
+    """Say it in one line that no terminal acts on."""
+    from sandbox.transcript import clean
+
+    line = " ".join(clean(str(what), 2000).split())
+    if line:
+        print(f"caisson: {line}", file=sys.stderr)
+    return code
+
+
+def _forget_stdout() -> None:
+    """Nobody reads any more: the interpreter's last flush must not complain about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"caisson {version('caisson')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it.")
+    ] = False,
+) -> None:
+    """An agent worker whose code runs in throwaway, locked-down containers."""
+    del version
+
+
+# ---- run
+
+
+@app.command(epilog=EXIT_CODES)
+def run(
+    goal: Annotated[
+        str,
+        typer.Argument(metavar="GOAL", show_default=False, help="What is to be done or found out."),
+    ],
+    *,
+    file: Files = None,
+    mount: Mounts = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A name that the endpoint knows.")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take the model's turns from this recording."),
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the model's turns to this file.")
+    ] = None,
+    max_steps: Annotated[
+        str | None, typer.Option(metavar="N", help="Replies the model may give.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="S", help="Seconds the job may take.")
+    ] = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> int:
+    """Let an agent work on GOAL, show the work as it happens, and end with the answer."""
+    from worker.runner import JobRequest, run_job
+    from worker.settings import load_settings
+
+    if model is not None and replay is not None:
+        raise InputInvalid("--model and --replay exclude each other; leave one of them out")
+    settings = load_settings(
+        {"model": model, "max_steps": max_steps, "job_timeout_s": timeout, "memory": memory}
+    ).settings
+    request = JobRequest(
+        goal=goal, files=tuple(file or ()), mounts=tuple(mount or ()), replay=replay, record=record
+    )
+    view = _quiet_view() if as_json else _full_view()
+    with stoppable() as is_stopped:
+        job = run_job(request, settings, observer=view, is_cancelled=is_stopped.is_set)
+    view.close(job)
+    if as_json:
+        print(json.dumps(job.summary()), flush=True)
+    return _exit_of(job)
+
+
+def _full_view() -> Trace:
+    from worker.terminal import make_console
+    from worker.trace import Trace
+
+    return Trace(make_console())
+
+
+def _quiet_view() -> Glance:
+    from worker.terminal import make_console
+    from worker.trace import Glance
+
+    return Glance(make_console(sys.stderr))
+
+
+def _exit_of(job: Job) -> Exit:
+    from worker.messages import FinishReason, Status
+
+    if job.status is Status.DEAD:
+        why = f"{job.error.type}: {job.error.message}" if job.error else "the job is dead"
+        return _complain(why, Exit.INFRASTRUCTURE)
+    codes = {
+        FinishReason.ANSWERED: Exit.ANSWERED,
+        FinishReason.BUDGET: Exit.SPENT,
+        FinishReason.LOOP: Exit.SPENT,
+        FinishReason.CANCELLED: Exit.CANCELLED,
+    }
+    return codes.get(job.finish_reason, Exit.FAILED) if job.finish_reason else Exit.FAILED
+
+
+# ---- exec
+
+
+@app.command("exec", epilog="Exit codes: 0 every call could be run, 2 wrong use, 5 one could not.")
+def execute(
+    *,
+    python: Annotated[str | None, typer.Option(metavar="CODE", help="Python code.")] = None,
+    shell: Annotated[str | None, typer.Option(metavar="CMD", help="A bash command.")] = None,
+    expression: Annotated[
+        str | None, typer.Option(metavar="EXPR", help="Arithmetic, without a container.")
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="JSON lines, each a call; - reads standard input."),
+    ] = None,
+    file: Files = None,
+    mount: Mounts = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Any image with Python 3.9 or newer.")
+    ] = None,
+    memory: Memory = None,
+    cpus: Annotated[str | None, typer.Option(metavar="N", help="How many it may use.")] = None,
+    pids: Annotated[str | None, typer.Option(metavar="N", help="Processes and threads.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="S", help="Seconds a call may take.")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(metavar="NAME", help="none, or a Docker network.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run code in a sandbox, without a model."""
+    options: dict[str, object] = {
+        "image": image,
+        "memory": memory,
+        "cpus": cpus,
+        "pids": pids,
+        "call_timeout_s": timeout,
+        "network": network,
+    }
+    from worker.cli_exec import execute_all, print_json, print_text
+
+    calls = _calls({"python": python, "shell": shell, "expression": expression}, script)
+    show = print_json if as_json or script is not None else print_text
+    everything = execute_all(calls, options, files=file or (), mounts=mount or (), show=show)
+    return Exit.ANSWERED if everything else Exit.CANCELLED
+
+
+def _calls(given: dict[str, str | None], script: str | None) -> Iterable[Call]:
+    """The calls that the options ask for. Raises `InputInvalid` unless exactly one does."""
+    from worker.cli_exec import Call, read_script
+
+    texts = {kind: text for kind, text in given.items() if text is not None}
+    if len(texts) + (script is not None) != 1:
+        raise InputInvalid("give exactly one of --python, --shell, --expression and --script")
+    if script is not None:
+        return read_script(script)
+    ((kind, text),) = texts.items()
+    return [Call.model_validate({"kind": kind, "text": text})]
+
+
+# ---- doctor, config
+
+
+@app.command(epilog="Exit codes: 0 all checks hold, 4 one does not, 2 wrong use.")
+def doctor(
+    image: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The image to check with.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Start a sandbox with the settings in force and prove each of its limits."""
+    from sandbox.doctor import diagnose
+
+    from worker.settings import load_settings
+    from worker.terminal import Activity, make_console, write_check
+
+    settings = load_settings({"image": image}).settings
+    console = make_console(sys.stderr if as_json else sys.stdout)
+    checks = []
+    with Activity(console).during("checking, with a sandbox of its own"):
+        for check in diagnose(settings.spec("doctor")):
+            checks.append(check)
+            if not as_json:
+                write_check(console, check.check, check.detail, is_ok=check.ok)
+    if as_json:
+        print(json.dumps([check.model_dump(mode="json") for check in checks]), flush=True)
+    return Exit.ANSWERED if all(check.ok for check in checks) else Exit.FAILED
+
+
+@config_app.command("show")
+def config_show(as_json: AsJson = False) -> None:
+    """Show every setting, its value, and where it comes from."""
+    from worker.settings import load_settings
+
+    rows = list(load_settings().rows())
+    if as_json:
+        keys = ("name", "value", "origin")
+        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]), flush=True)
+        return
+    from worker.terminal import make_console, settings_table
+
+    make_console().print(settings_table(rows))

@@ -1,0 +1,267 @@
+"""`caisson exec`: calls read from options or a script, run in one sandbox, and printed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+from rich.text import Text
+
+from sandbox.base import Sandbox
+from sandbox.types import Execution, Outcome, SandboxSpec
+from worker import assembly, feedback
+from worker.errors import Cancelled, InputInvalid
+from worker.messages import Record, Wire
+from worker.settings import Settings, load_settings
+from worker.stopping import stoppable
+from worker.terminal import Activity, figures, make_console, safe, size_text, write_block
+
+T = TypeVar("T")
+
+Show = Callable[[Execution, str | None], None]
+Kind = Literal["python", "shell", "expression"]
+KINDS: tuple[Kind, ...] = ("python", "shell", "expression")
+EXPRESSION_TIMEOUT_S = 1.0
+_POLL_S = 0.1
+
+
+class Call(Record):
+    """One thing to run."""
+
+    kind: Kind
+    text: str
+    timeout_s: float | None = None
+
+
+# ---- what to run
+
+
+def read_script(name: str) -> Iterator[Call]:
+    """Read the calls of a script: a file is checked whole at once, `-` is read as it comes.
+
+    Raises `InputInvalid`, which names the file and the line.
+    """
+    if name == "-":
+        return _calls("standard input", sys.stdin)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputInvalid(f"cannot read the script {name}: {why}") from error
+    return iter(tuple(_calls(name, text.splitlines())))
+
+
+def _calls(name: str, lines: Iterable[str]) -> Iterator[Call]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield _call(line)
+            except ValueError as error:
+                raise InputInvalid(f"{name}, line {number}: {error}") from error
+
+
+def _call(line: str) -> Call:
+    try:
+        said = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    if not isinstance(said, dict) or len(kinds := [k for k in KINDS if k in said]) != 1:
+        raise ValueError('must be an object with one of "python", "shell" and "expression"')
+    kind = kinds[0]
+    if not isinstance(said[kind], str):
+        raise ValueError(f'"{kind}" must be text')  # noqa: TRY004 - of the line, not our caller
+    if unknown := said.keys() - {kind, "timeout"}:
+        raise ValueError(f'does not know "{min(unknown)}"; besides "{kind}" there is "timeout"')
+    return Call(kind=kind, text=said[kind], timeout_s=_timeout(said.get("timeout")))
+
+
+def _timeout(value: object) -> float | None:
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+        raise ValueError('"timeout" must be a number of seconds above 0')
+    return float(value)  # type: ignore[arg-type]
+
+
+# ---- running it
+
+
+class Bench:
+    """One sandbox, made when the first call needs it. Expressions need none.
+
+    The calls run in a thread of their own, so that the main thread can hear Ctrl-C meanwhile.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        spec: SandboxSpec,
+        files: tuple[assembly.InputFile, ...],
+        expression_timeout_s: float = EXPRESSION_TIMEOUT_S,
+    ) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._files = files
+        self._expression_timeout_s = expression_timeout_s
+        self.network = spec.network
+        self._sandbox: Sandbox | None = None
+        self._thread = ThreadPoolExecutor(1, "exec")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the sandbox, whatever is still going on in it."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+        self._thread.shutdown()
+        if self._sandbox is not None:
+            self._sandbox.close()  # it may have been made while we waited for the thread
+
+    def is_ready_for(self, call: Call) -> bool:
+        return call.kind == "expression" or self._sandbox is not None
+
+    def prepare(self, is_cancelled: Event) -> None:
+        """Start the sandbox and put the files into it."""
+        self._await(self._start, is_cancelled)
+
+    def run(self, call: Call, is_cancelled: Event) -> Execution:
+        """Run a call; a cancelled one returns what it did until then."""
+        return self._await(lambda: self._run(call), is_cancelled)
+
+    def _start(self) -> None:
+        self._sandbox = assembly.start_sandbox(self._settings, self._spec)
+        assembly.put_files(self._sandbox, self._files)
+
+    def _run(self, call: Call) -> Execution:
+        if call.kind == "expression":
+            from sandbox.expression import evaluate
+
+            return evaluate(call.text, timeout_s=call.timeout_s or self._expression_timeout_s)
+        if self._sandbox is None:
+            raise RuntimeError("the sandbox was not prepared")
+        run = self._sandbox.python if call.kind == "python" else self._sandbox.shell
+        return run(call.text, timeout_s=call.timeout_s)
+
+    def _await(self, work: Callable[[], T], is_cancelled: Event) -> T:
+        future: Future[T] = self._thread.submit(work)
+        while not future.done() and not is_cancelled.is_set():
+            wait([future], _POLL_S)
+        if not future.done() and self._sandbox is not None:
+            self._sandbox.cancel()
+        result = future.result()
+        if is_cancelled.is_set() and result is None:
+            raise Cancelled
+        return result
+
+
+# ---- showing it
+
+
+def as_json(execution: Execution, hint: str | None) -> Wire:
+    """The execution as programs are given it; these keys and their order are fixed."""
+    fields = execution.model_dump(mode="json")
+    names = list(fields)
+    place = names.index("error") + 1
+    known = {**fields, "hint": hint}
+    return {name: known[name] for name in [*names[:place], "hint", *names[place:]]}
+
+
+def print_json(execution: Execution, hint: str | None) -> None:
+    print(json.dumps(as_json(execution, hint)), flush=True)
+
+
+def print_text(execution: Execution, hint: str | None) -> None:
+    """Output and value on stdout, as they are; how it ended on stderr."""
+    for text in (execution.output, execution.value):
+        if text:
+            print(safe(text).rstrip("\n"), flush=True)
+    console = make_console(sys.stderr)
+    for line in _account(execution, hint):
+        write_block(console, line)
+
+
+def _account(execution: Execution, hint: str | None) -> Iterator[Text]:
+    is_good = execution.outcome is Outcome.OK
+    mark, style = ("✓", "green") if is_good else ("✗", "red")
+    head = Text.assemble((f"{mark} {execution.outcome.value.replace('_', ' ')}", style))
+    if execution.exit_code:
+        head.append(f"  exit code {execution.exit_code}")
+    yield head.append(figures(execution), style="dim")
+    yield from _error(execution)
+    if hint:
+        yield Text(f"  hint: {safe(hint)}", style="yellow")
+    if execution.lost_names:
+        yield Text(f"  lost: {safe(', '.join(execution.lost_names))}", style="dim")
+    for file in execution.files:
+        size = f"  {size_text(file.size)}"
+        yield Text.assemble(("  + ", "green"), safe(file.name), (size, "dim"))
+    if execution.output_file:
+        yield Text(f"  full output: {safe(execution.output_file)}", style="dim")
+
+
+def _error(execution: Execution) -> Iterator[Text]:
+    error = execution.error
+    if error is None:
+        return
+    yield Text(f"  {safe(error.type)}: {safe(error.message)}", style="bold")
+    if error.line is not None:
+        yield Text(f"    line {error.line}: {safe(error.source or '').strip()}")
+
+
+def execute_all(
+    calls: Iterable[Call],
+    options: Mapping[str, object],
+    *,
+    files: Iterable[Path],
+    mounts: Iterable[Path],
+    show: Show,
+) -> bool:
+    """Run the calls in one sandbox; returns whether all were run, or one was cancelled.
+
+    Raises `UsageError` or `SpecInvalid` for what was asked, `SandboxUnavailable` for our failures.
+    """
+    settings = load_settings(options).settings
+    spec = settings.spec("exec", assembly.read_mounts(mounts))
+    inputs = assembly.check_files(files)
+    is_given = options.get("call_timeout_s") is not None
+    expression_s = settings.call_timeout_s if is_given else EXPRESSION_TIMEOUT_S
+    with Bench(settings, spec, inputs, expression_s) as bench:
+        return _run_calls(bench, calls, show)
+
+
+def _run_calls(bench: Bench, calls: Iterable[Call], show: Show) -> bool:
+    activity = Activity(make_console(sys.stderr))
+    lost: tuple[str, ...] = ()
+    for call in calls:
+        with stoppable() as is_stopped:
+            execution = _run_call(bench, call, is_stopped, activity)
+        lost += execution.lost_names
+        advice = feedback.hint(execution, call.text, lost_names=lost, network=bench.network)
+        show(execution, advice)
+        if is_stopped.is_set():
+            return False
+    return True
+
+
+def _run_call(bench: Bench, call: Call, is_stopped: Event, activity: Activity) -> Execution:
+    if not bench.is_ready_for(call):
+        with activity.during("starting a sandbox"):
+            bench.prepare(is_stopped)
+    with activity.during(f"{call.kind} runs"):
+        return bench.run(call, is_stopped)
