@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from worker.errors import ContextTooLong, RequestInvalid, Stop
 from worker.history import History, Turn
@@ -122,8 +123,12 @@ class Window:
         head, groups = groups_of(history)
         messages = fit(head, groups, budget)
         check_request(messages)
-        reply_tokens = min(self.reply_tokens, tokens // 3)
-        return Request(messages=messages, tools=tuple(tools), max_output_tokens=reply_tokens)
+        return Request(
+            messages=messages,
+            tools=tuple(tools),
+            max_output_tokens=min(self.reply_tokens, tokens // 3),
+            turn=len(history.steps),
+        )
 
     def _check_usage(self, run: Run, reply: Reply, chars: int) -> None:
         """Say so when an endpoint must have cut the prompt: it counted far fewer tokens."""
@@ -220,7 +225,7 @@ def check_request(messages: Sequence[Message]) -> None:
         raise RequestInvalid("a request starts with one system message and the goal")
     open_ids: list[str] = []
     seen: set[str] = set()
-    for before, message in zip(messages[1:], messages[2:], strict=False):
+    for before, message in pairwise(messages[1:]):
         _check_order(before, message, open_ids)
         for call in message.tool_calls:
             if call.id in seen:

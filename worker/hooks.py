@@ -27,6 +27,7 @@ from worker.messages import (
     ReplyAdded,
     ResultAdded,
     ResultStatus,
+    Status,
     ToolCall,
     ToolResult,
 )
@@ -99,25 +100,40 @@ class Run:
             raise Cancelled
 
     def end(self, stop: Stop) -> None:
-        """End the job; calls that were asked for and not run get their result first."""
-        status = ResultStatus.CANCELLED if isinstance(stop, Cancelled) else ResultStatus.SKIPPED
-        for call in self.history.last.pending:
-            text = f"status: {status}  (not run)\n{stop}"
-            self.add_result(
-                ToolResult(call_id=call.id, name=call.name, status=status, text=text),
-            )
+        """End the job. When its last turn was asked for already, that is why it ends."""
+        notice = self.history.landing
+        if notice and not isinstance(stop, Cancelled):
+            stop = landed(notice, stop.answer or self.history.last_text)
+        cancelled = isinstance(stop, Cancelled)
+        self._close(ResultStatus.CANCELLED if cancelled else ResultStatus.SKIPPED, str(stop))
         reason = FinishReason(stop.reason)
-        error = None
-        if reason is not FinishReason.ANSWERED:
-            error = JobError(type=stop.kind, message=str(stop))
+        answered = reason is FinishReason.ANSWERED
         self.append(
             Ended(
                 status=status_for(reason),
                 finish_reason=reason,
                 answer=stop.answer or None,
-                error=error,
-            ),
+                error=None if answered else JobError(type=stop.kind, message=str(stop)),
+            )
         )
+
+    def give_up(self, error: Exception) -> None:
+        """End the job because infrastructure failed and trying again did not help."""
+        self._close(ResultStatus.SKIPPED, "the job ended before this call")
+        self.append(
+            Ended(
+                status=Status.DEAD,
+                finish_reason=FinishReason.FAILED,
+                error=JobError(type=type(error).__name__, message=str(error)),
+            )
+        )
+
+    def _close(self, status: ResultStatus, why: str) -> None:
+        """Give every call that was asked for and not run its result."""
+        for call in self.history.last.pending:
+            text = f"status: {status}  (not run)\n{why}"
+            result = ToolResult(call_id=call.id, name=call.name, status=status, text=text)
+            self.add_result(result)
 
 
 class Hook:
@@ -167,11 +183,8 @@ class Landing(Hook):
     """Ends the job with the reply that `Run.land` asked for."""
 
     def after_model(self, run: Run, reply: Reply) -> None:
-        notice = run.history.landing
-        if notice is None:
-            return
-        answer = reply.text or run.history.last_text
-        raise landed(notice, answer)
+        if notice := run.history.landing:
+            raise landed(notice, reply.text)
 
 
 def landed(notice: NoticeAdded, answer: str) -> Stop:

@@ -245,11 +245,18 @@ class Toolbox:
         bare = _TAIL.sub("", name).removeprefix("functions.")
         if bare in self._tools:
             return bare, f"the tool's name was {name!r}"
-        near = difflib.get_close_matches(bare, self._tools, n=3, cutoff=0.4)
-        close = f"closest: {', '.join(near)}; " if near else ""
         raise ArgumentsInvalid(
-            f"there is no tool {name[:80]!r}; {close}all tools: {', '.join(self._tools)}"
+            f"there is no tool {name[:80]!r}{nearest(bare, self._tools)}; "
+            f"all tools: {', '.join(self._tools)}"
         )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known names are near to one that is not, or nothing."""
+    known = list(known)
+    near = [k for k in known if name and (k.startswith(name.lower()) or name.startswith(k))]
+    near += difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; closest: {', '.join(list(dict.fromkeys(near))[:3])}" if near else ""
 
 
 def shown_arguments(call: ToolCall) -> dict[str, str] | str:

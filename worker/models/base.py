@@ -14,6 +14,7 @@ class Request(Record):
     messages: tuple[Message, ...]
     tools: tuple[Wire, ...] = ()
     max_output_tokens: int = 4096
+    turn: int = 0  # how many replies the job has already
 
     @property
     def tool_names(self) -> frozenset[str]:

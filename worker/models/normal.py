@@ -39,9 +39,8 @@ def normal_message(wire: Any) -> Message:  # noqa: ANN401 - whatever came
     )
 
 
-def normal_finish(said: object, message: Message) -> Finish:
-    """Why the reply ended; anything but an open word for 'cut off' or 'filtered' is the end."""
-    del message
+def normal_finish(said: object) -> Finish:
+    """Why the reply ended; `tool_calls` and unknown words are an ordinary end."""
     if said in {"length", "max_tokens", "model_length", "MAX_TOKENS"}:
         return Finish.LENGTH
     return Finish.FILTER if said == "content_filter" else Finish.STOP

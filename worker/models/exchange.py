@@ -1,0 +1,80 @@
+"""HTTP exchanges that end when we say so, whatever the server does.
+
+A read timeout starts anew with every byte, so a server that sends one byte at a time holds a
+client for ever. Here the exchange runs in a thread of its own; at the deadline, or when the job is
+cancelled, its sockets are shut down under it, which ends the thread as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx2
+from openai import DefaultHttpxClient
+
+from worker.errors import Cancelled, ModelTimeout
+
+T = TypeVar("T")
+
+_POLL_S = 0.1
+
+
+class Line:
+    """One HTTP client whose exchanges can be broken off."""
+
+    def __init__(self) -> None:
+        self._streams: list[Any] = []
+        self._lock = threading.Lock()
+        self.client: httpx2.Client = DefaultHttpxClient(
+            event_hooks={"request": [self._trace]}, follow_redirects=True
+        )
+
+    def _trace(self, request: httpx2.Request) -> None:
+        request.extensions = {**request.extensions, "trace": self._connected}
+
+    def _connected(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            with self._lock:
+                self._streams.append(info["return_value"])
+
+    def run(
+        self, exchange: Callable[[], T], *, timeout_s: float, is_cancelled: Callable[[], bool]
+    ) -> T:
+        """Return or raise what `exchange` does, or `ModelTimeout` or `Cancelled` before that."""
+        done = threading.Event()
+        outcome: list[T | BaseException] = []
+
+        def work() -> None:
+            try:
+                outcome.append(exchange())
+            except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
+                outcome.append(error)
+            done.set()
+
+        deadline = time.monotonic() + timeout_s
+        threading.Thread(target=work, name="model", daemon=True).start()
+        while not done.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+            if is_cancelled():
+                self.break_off()
+                raise Cancelled
+            if time.monotonic() >= deadline:
+                self.break_off()
+                raise ModelTimeout(f"no complete reply within {timeout_s:.0f} s")
+        result = outcome[0]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def break_off(self) -> None:
+        """Shut down every connection, so that a read that waits for one returns at once."""
+        with self._lock:
+            streams, self._streams = self._streams, []
+        for stream in streams:
+            with contextlib.suppress(OSError, ValueError):
+                # not SSLSocket.shutdown, which takes the TLS state away under the reader
+                socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)

@@ -1,0 +1,196 @@
+"""Models behind the OpenAI chat API: OpenAI, DeepSeek, Qwen, vLLM, Ollama, llama.cpp.
+
+This is the one owner of retries, and one deadline covers all of them. Replies are taken whole, not
+streamed: nothing can be run from half a reply, and parallel calls cannot be glued together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+
+from worker.errors import Cancelled, ModelRefused, ModelTimeout, ModelUnavailable
+from worker.messages import Message, Reply, Role, Usage, Wire
+from worker.models.base import Request
+from worker.models.exchange import Line
+from worker.models.failures import Again, Endpoint, from_status, from_text
+from worker.models.normal import normal_finish, normal_message
+from worker.settings import Price
+
+_log = logging.getLogger(__name__)
+_TRIES = 5
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 20.0
+_POLL_S = 0.1
+_GUESSED_TOKENS_PER_CHAR = 0.3
+
+
+class OpenAIChat:
+    """See `worker.models.base.Model`."""
+
+    def __init__(  # noqa: PLR0913 - one argument per setting
+        self,
+        name: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        price: Price | None = None,
+        temperature: float | None = None,
+        send_reasoning: bool = False,
+    ) -> None:
+        self.name = name
+        self._line = Line()
+        # Servers on one's own machine want no key, but the SDK insists on some text.
+        self._client = openai.OpenAI(
+            base_url=base_url,
+            api_key=api_key or "none",
+            http_client=self._line.client,
+            max_retries=0,
+        )
+        self._endpoint = Endpoint(url=str(self._client.base_url).rstrip("/"), model=name)
+        self._price = price
+        self._temperature = temperature
+        self._send_reasoning = send_reasoning
+        self._limit = "max_tokens"  # newer models of OpenAI want max_completion_tokens
+
+    def reply(
+        self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
+    ) -> Reply:
+        started = time.monotonic()
+        deadline, waited = started + timeout_s, 0.0
+        for tries in range(1, _TRIES + 1):
+            try:
+                reply = self._try(request, deadline - time.monotonic(), is_cancelled)
+            except Again as error:
+                _log.warning("try %d of %d: %s", tries, _TRIES, error)
+                wait_s = _wait_s(error, tries)
+                if tries == _TRIES or time.monotonic() + wait_s >= deadline:
+                    raise ModelUnavailable(f"{error} (tried {tries} times)") from error
+                _sleep(wait_s, is_cancelled)
+                waited += wait_s
+            else:
+                duration_s = time.monotonic() - started
+                return reply.model_copy(update={"duration_s": duration_s, "waited_s": waited})
+        raise AssertionError("the last try returns or raises")
+
+    def _try(self, request: Request, timeout_s: float, is_cancelled: Callable[[], bool]) -> Reply:
+        try:
+            return self._exchange(request, timeout_s, is_cancelled)
+        except ModelRefused as error:
+            if self._limit not in str(error) or "max_completion_tokens" not in str(error):
+                raise
+            self._limit = "max_completion_tokens"
+            return self._exchange(request, timeout_s, is_cancelled)
+
+    def _exchange(
+        self, request: Request, timeout_s: float, is_cancelled: Callable[[], bool]
+    ) -> Reply:
+        body = self._body(request)
+        post = self._client.chat.completions.with_raw_response.create
+        try:
+            raw = self._line.run(
+                lambda: post(**body, timeout=timeout_s),
+                timeout_s=timeout_s,
+                is_cancelled=is_cancelled,
+            )
+        except openai.APIStatusError as error:
+            raise from_status(error, self._endpoint) from error
+        except openai.APITimeoutError as error:
+            raise ModelTimeout(f"{self._endpoint.url}: no reply in {timeout_s:.0f} s") from error
+        except openai.APIConnectionError as error:
+            why = error.__cause__ or error
+            raise Again(f"cannot reach {self._endpoint.url} (OPENAI_BASE_URL): {why}") from error
+        return self._read(raw.text, body)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": [self._wire(message) for message in request.messages],
+            self._limit: request.max_output_tokens,
+        }
+        if request.tools:
+            body["tools"] = list(request.tools)
+        if self._temperature is not None:
+            body["temperature"] = self._temperature
+        return body
+
+    def _wire(self, message: Message) -> Wire:
+        """A message as every endpoint takes it: no field that only some of them know."""
+        wire = message.to_wire()
+        if message.role is not Role.ASSISTANT:
+            return wire
+        known = {"role", "content", "tool_calls"}
+        if self._send_reasoning:
+            known.add("reasoning_content")
+        wire = {"content": None, **{k: v for k, v in wire.items() if k in known}}
+        for call in wire.get("tool_calls", ()):
+            for field in call.keys() - {"id", "type", "function", "extra_content"}:
+                del call[field]
+        return wire
+
+    def _read(self, text: str, body: dict[str, Any]) -> Reply:
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            start = " ".join(text.split())[:80]
+            raise Again(
+                f"{self._endpoint.url} did not answer with JSON (a proxy's page? check "
+                f"OPENAI_BASE_URL): {start!r}"
+            )
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise self._without_choices(answer)
+        message = normal_message(choices[0].get("message"))
+        return Reply(
+            message=message,
+            finish=normal_finish(choices[0].get("finish_reason")),
+            usage=self._usage(answer.get("usage"), body, message),
+            model=str(answer.get("model") or self.name),
+        )
+
+    def _without_choices(self, answer: Wire) -> ModelUnavailable:
+        error = answer.get("error")
+        if error:  # some gateways send errors with status 200
+            code = error.get("code") if isinstance(error, dict) else None
+            status = code if isinstance(code, int) else 500
+            return from_text(status, json.dumps(error), self._endpoint)
+        return Again(f"{self._endpoint.url} answered without choices")
+
+    def _usage(self, told: Any, body: dict[str, Any], message: Message) -> Usage:  # noqa: ANN401 - whatever came
+        told = told if isinstance(told, dict) else {}
+        used = _count(told.get("prompt_tokens")), _count(told.get("completion_tokens"))
+        if not any(used):  # not counted by the endpoint: a guess keeps budgets working
+            sizes = json.dumps(body["messages"]), json.dumps(message.to_wire())
+            used = (
+                int(len(sizes[0]) * _GUESSED_TOKENS_PER_CHAR),
+                int(len(sizes[1]) * _GUESSED_TOKENS_PER_CHAR),
+            )
+        usage = Usage(input_tokens=used[0], output_tokens=used[1])
+        return usage.model_copy(update={"cost": self._price.of(usage) if self._price else None})
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _wait_s(error: Again, tries: int) -> float:
+    if error.wait_s is not None:
+        return error.wait_s
+    backoff = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (tries - 1))
+    return backoff * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries, hides nothing
+
+
+def _sleep(seconds: float, is_cancelled: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if is_cancelled():
+            raise Cancelled
+        time.sleep(min(_POLL_S, left))
