@@ -6,7 +6,6 @@ One `Engine` belongs to one thread: the HTTP session under it is not made for tw
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -162,9 +161,11 @@ def _negotiated(url: str) -> str:
         client.close()
 
 
-def _link(stream: object) -> SocketLink:
-    """Take the socket out of what docker-py returns, which differs by transport."""
-    raw: Any = getattr(stream, "_sock", stream)
-    if not isinstance(raw, socket.socket) and not hasattr(raw, "recv"):
+def _link(stream: Any) -> SocketLink:  # noqa: ANN401 - docker-py gives a type for each transport
+    """Take the socket out of what docker-py returns, and all that keeps it open."""
+    raw = getattr(stream, "_sock", stream)
+    if not hasattr(raw, "recv"):
         raise EngineUnavailable(f"the engine's connection cannot be used ({type(raw).__name__})")
-    return SocketLink(raw, is_framed=True, owner=stream)
+    response = getattr(stream, "_response", None)
+    holders = [holder for holder in (response, stream) if holder is not None and holder is not raw]
+    return SocketLink(raw, is_framed=True, holders=holders)

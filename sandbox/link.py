@@ -5,9 +5,11 @@ Limits of this module: it trusts nothing it reads; sizes are the session's to bo
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from typing import Protocol
 
 from sandbox.errors import GuestTimeout, SandboxLost
@@ -33,6 +35,12 @@ class Link(Protocol):
         """Close it; safe to call twice."""
 
 
+class Closable(Protocol):
+    """Whatever can be closed."""
+
+    def close(self) -> None: ...
+
+
 class SocketLink:
     """A link over a stream socket, as it comes or in the frames of Docker's attach stream.
 
@@ -40,10 +48,14 @@ class SocketLink:
     the length.
     """
 
-    def __init__(self, stream: socket.socket, *, is_framed: bool, owner: object = None) -> None:
+    def __init__(
+        self, stream: socket.socket, *, is_framed: bool, holders: Iterable[Closable] = ()
+    ) -> None:
         self._stream = stream
         self._is_framed = is_framed
-        self._owner = owner  # kept alive: some HTTP responses close their socket when they die
+        # What an HTTP library has wrapped around the socket: the socket closes only with them,
+        # and some of them close it when they are collected as garbage.
+        self._holders = tuple(holders)
         self._raw = bytearray()
         self._stderr = bytearray()
 
@@ -103,5 +115,8 @@ class SocketLink:
 
     def close(self) -> None:
         """Close it; safe to call twice."""
-        self._stream.close()
-        self._owner = None
+        with contextlib.suppress(OSError):  # the other side may have closed it already
+            self._stream.shutdown(socket.SHUT_RDWR)
+        for holder in (*self._holders, self._stream):
+            with contextlib.suppress(ValueError):  # it flushes what another of them has closed
+                holder.close()

@@ -67,36 +67,38 @@ class Stale(Said):
     seen: Count
 
 
-class Known(Said):
+class Answer(Said):
+    """What answers the request with this id."""
+
+    id: Id
+
+
+class Known(Answer):
     """An execution that runs, or that the guest has never heard of."""
 
     kind: Literal["running", "unknown"]
-    id: Id
 
 
-class Written(Said):
+class Written(Answer):
     """So many bytes are in the file now."""
 
     kind: Literal["written"]
-    id: Id
     size: Count
 
 
-class Data(Said):
+class Data(Answer):
     """A part of a file."""
 
     kind: Literal["data"]
-    id: Id
     data: Base64
     size: Count
     mtime_ns: int
 
 
-class Files(Said):
+class Files(Answer):
     """The regular files of the workspace."""
 
     kind: Literal["files"]
-    id: Id
     files: Annotated[list[tuple[Text, Count]], Field(max_length=MAX_LISTED)]
 
 
@@ -119,11 +121,10 @@ class Raised(Said):
     facts: dict[Text, list[Text]]
 
 
-class Result(Said):
+class Result(Answer):
     """What one call did, as the guest tells it."""
 
     kind: Literal["result"]
-    id: Id
     outcome: Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "exited"]
     exit_code: Annotated[int, Field(ge=-255, le=1024)] | None
     value: Bounded | None

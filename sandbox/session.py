@@ -23,7 +23,18 @@ from sandbox.errors import (
 )
 from sandbox.guest.wire import MAX_FRAME, Lines, pack
 from sandbox.link import Link
-from sandbox.protocol import Data, Declined, Files, Frame, Hello, Known, Result, Stale, Written
+from sandbox.protocol import (
+    Answer,
+    Data,
+    Declined,
+    Files,
+    Frame,
+    Hello,
+    Known,
+    Result,
+    Stale,
+    Written,
+)
 from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome, SandboxSpec
 
 CHUNK = 2 * 1024 * 1024
@@ -33,7 +44,7 @@ MAX_SAID = 4 * MAX_FRAME  # in answer to one request
 MAX_TEXT = MAX_FRAME - 64 * 1024
 SURROGATES = re.compile("[\ud800-\udfff]")
 
-T = TypeVar("T", bound=Result | Known | Written | Data | Files)
+T = TypeVar("T", bound=Answer)
 
 
 class Session:
@@ -80,15 +91,16 @@ class Session:
         if refusal is not None:
             return refusal
         execution_id = execution_id or uuid.uuid4().hex
-        done, self._to_acknowledge = self._to_acknowledge, []
+        done = [known for known in self._to_acknowledge if known != execution_id]
+        self._to_acknowledge = []
         self._request(kind, id=execution_id, text=text, timeout_s=timeout_s, ack=done)
-        said: Known | Result = self._await(execution_id, timeout_s + ENDING_S, Result, Known)
+        said = self._await(execution_id, timeout_s + ENDING_S, Answer)
         return self._settle(said, timeout_s)
 
     def recall(self, execution_id: str) -> Execution | None:
         """Take the result of an execution that an earlier host began; None if it is unknown."""
         self._request("recall", id=execution_id)
-        said: Known | Result = self._await(execution_id, ANSWER_S, Result, Known)
+        said = self._await(execution_id, ANSWER_S, Answer)
         if isinstance(said, Known) and said.kind == "unknown":
             return None
         return self._settle(said, self.spec.limits.max_life_s)
@@ -97,8 +109,8 @@ class Session:
         """Ask for the end of what runs; may be called from any thread."""
         self._request("cancel", id="")
 
-    def _settle(self, said: Result | Known, timeout_s: float) -> Execution:
-        if isinstance(said, Known):  # it ran already; its result comes when it ends
+    def _settle(self, said: Answer, timeout_s: float) -> Execution:
+        if not isinstance(said, Result):  # it runs already; its result comes when it ends
             said = self._await(said.id, timeout_s + ENDING_S, Result)
         # Acknowledged with the next call: its coming means that this result has been stored.
         self._to_acknowledge.append(said.id)
@@ -179,7 +191,7 @@ class Session:
         with self._sending:
             self._link.send(data, deadline)
 
-    def _await(self, asked: str, timeout_s: float, *kinds: type[T]) -> T:
+    def _await(self, asked: str, timeout_s: float, kind: type[T]) -> T:
         """Wait for the answer to `asked`; late answers to earlier requests are passed over."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -188,7 +200,7 @@ class Session:
                 raise StaleGeneration(f"generation {said.seen} owns this sandbox")
             if isinstance(said, Declined) and said.id in {asked, ""}:
                 raise _declined(said)
-            if isinstance(said, kinds) and said.id == asked:
+            if isinstance(said, kind) and said.id == asked:
                 return said
 
     def _next(self, deadline: float) -> Frame:

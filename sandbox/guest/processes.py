@@ -84,21 +84,32 @@ def _descendants(root: int, processes: Iterable[Process]) -> list[Process]:
     return found
 
 
-def kill_others(spared: set[Process]) -> bool:
-    """Kill all but `spared`; True if nothing else is left.
+def kill_others(spared: set[Process], timeout_s: float = 1.0) -> bool:
+    """Kill all but `spared` and wait until they are gone; False if that does not come about.
 
     Everything is stopped before anything is killed: a fork bomb whose members are killed one by
     one fills each freed place at once, one whose members are stopped cannot.
     """
-    stopped: set[Process] = set()
+    deadline = time.monotonic() + timeout_s
+    others = _others(spared)
+    while others and time.monotonic() < deadline:
+        _signal_all(_stopped(others, spared), signal.SIGKILL)
+        time.sleep(0.001)
+        others = _others(spared)
+    return not others
+
+
+def _stopped(others: list[Process], spared: set[Process]) -> list[Process]:
+    """Stop `others`, and those that they have begun meanwhile, until there are no more."""
+    seen: set[int] = set()
     for _ in range(MAX_ROUNDS):
-        fresh = set(_others(spared)) - stopped
+        fresh = [process for process in others if process.pid not in seen]
         if not fresh:
             break
         _signal_all(fresh, signal.SIGSTOP)
-        stopped |= fresh
-    _signal_all(stopped, signal.SIGKILL)
-    return not set(_others(spared)) - stopped
+        seen |= {process.pid for process in fresh}
+        others = _others(spared)
+    return others
 
 
 def kill_everything() -> None:
