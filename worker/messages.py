@@ -84,18 +84,16 @@ class Message(Record):
         )
 
     def to_wire(self) -> Wire:
-        wire: Wire = {"role": self.role.value, **self.extra}
+        wire: Wire = {"role": self.role.value}
         if isinstance(self.content, tuple):
             wire["content"] = list(self.content)
-        elif self.content:
+        elif self.content or "content" in self.extra or not self.tool_calls:
             wire["content"] = self.content
-        elif not self.tool_calls:
-            wire.setdefault("content", self.content)
         if self.tool_calls:
             wire["tool_calls"] = [call.to_wire() for call in self.tool_calls]
         if self.tool_call_id is not None:
             wire["tool_call_id"] = self.tool_call_id
-        return wire
+        return {**wire, **self.extra}
 
     @property
     def text(self) -> str:

@@ -155,9 +155,16 @@ def schema_tool(
 class Toolbox:
     """The tools of one agent. A name is registered once."""
 
-    def __init__(self, tools: Iterable[Tool] = (), place: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        tools: Iterable[Tool] = (),
+        *,
+        place: Callable[[], str] = lambda: "",
+        network: str = "none",
+    ) -> None:
         self._tools: dict[str, Tool] = {}
         self._place = place
+        self._network = network
         for item in tools:
             self.add(item)
 
@@ -207,7 +214,9 @@ class Toolbox:
     def _observe(
         self, item: Tool, context: CallContext, arguments: Wire, begun: CallStarted | None
     ) -> Observation:
-        seen = Observation(context.number, status=ResultStatus.OK)
+        seen = Observation(context.number, status=ResultStatus.OK, network=self._network)
+        earlier = (result.execution for _, result in context.history.results())
+        seen.lost_names = tuple(name for done in earlier if done for name in done.lost_names)
         try:
             value = self._value(item, context, arguments, begun)
         except ToolError as error:

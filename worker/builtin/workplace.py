@@ -28,10 +28,16 @@ class Workplace:
     place: str = field(default_factory=lambda: uuid4().hex[:12])
     _sandbox: Sandbox | None = None
 
-    @property
-    def sandbox(self) -> Sandbox:
+    def open(self) -> None:
+        """Start the sandbox now, before anything else is spent on the job."""
         if self._sandbox is None:
             self._sandbox = self.open_sandbox()
+
+    @property
+    def sandbox(self) -> Sandbox:
+        self.open()
+        if self._sandbox is None:
+            raise AssertionError("open() sets it or raises")
         return self._sandbox
 
     @property

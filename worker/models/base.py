@@ -41,3 +41,6 @@ class Model(Protocol):
         content, a reply that was cut off says so. Raises `ModelUnavailable` (see its kinds),
         `Cancelled` soon after `is_cancelled` says so, and `Stop` if there can be no more replies.
         """
+
+    def close(self) -> None:
+        """Let go of connections and files. Safe to call twice."""

@@ -34,9 +34,9 @@ def normal_message(wire: Any) -> Message:  # noqa: ANN401 - whatever came
     message: Wire = {k: v for k, v in wire.items() if k not in known and v is not None}
     if thought and not message.get("reasoning_content"):
         message["reasoning_content"] = thought
-    return Message.from_wire(
-        {**message, "role": "assistant", "content": content or None, "tool_calls": _calls(wire)}
-    )
+    message = {"role": "assistant", "content": content or None, **message}
+    calls = _calls(wire)
+    return Message.from_wire({**message, "tool_calls": calls} if calls else message)
 
 
 def normal_finish(said: object) -> Finish:

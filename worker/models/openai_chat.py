@@ -79,6 +79,9 @@ class OpenAIChat:
                 return reply.model_copy(update={"duration_s": duration_s, "waited_s": waited})
         raise AssertionError("the last try returns or raises")
 
+    def close(self) -> None:
+        self._client.close()
+
     def _try(self, request: Request, timeout_s: float, is_cancelled: Callable[[], bool]) -> Reply:
         try:
             return self._exchange(request, timeout_s, is_cancelled)

@@ -36,6 +36,9 @@ class RecordedModel:
             )
         return self._replies[request.turn].model_copy(update={"model": self.name})
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
 
 def _read(path: Path) -> list[Reply]:
     try:

@@ -34,3 +34,6 @@ class RecordingModel:
         with self._path.open(mode, encoding="utf-8") as lines:
             lines.write(json.dumps(wire, ensure_ascii=False) + "\n")
         return reply
+
+    def close(self) -> None:
+        self._model.close()

@@ -43,6 +43,9 @@ class TextCalls:
         )
         return reply.model_copy(update={"message": message})
 
+    def close(self) -> None:
+        self._model.close()
+
 
 def calls_in(text: str, names: frozenset[str]) -> tuple[str, list[ToolCall]]:
     """The sentence before the calls, and the calls; no calls when the text is something else."""

@@ -1,0 +1,178 @@
+"""Build an agent and its sandbox from settings, and check what it is given to work on."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from sandbox.base import Sandbox
+from sandbox.mounts import check_mounts
+from sandbox.types import Limits, Mount, SandboxSpec
+from worker.budget import BudgetHook
+from worker.builtin import Workplace, builtin_tools
+from worker.context import Window
+from worker.errors import InputInvalid
+from worker.hints import said_bytes
+from worker.hooks import Hooks, Landing
+from worker.loop import Loop
+from worker.messages import Message, Record, Role
+from worker.models.base import Model
+from worker.models.openai_chat import OpenAIChat
+from worker.models.recorded import RecordedModel
+from worker.models.recording import RecordingModel
+from worker.models.text_protocol import TextCalls
+from worker.prompts import notice, text
+from worker.repetition import LoopHook
+from worker.replies import ReplyHook
+from worker.settings import Settings
+from worker.tools import Toolbox
+
+_HEADER_CHARS = 400
+_TABLES = {".csv", ".tsv"}
+
+
+class InputFile(Record):
+    """A file of this host that is copied into the workspace under its own name."""
+
+    path: Path
+    name: str
+    size: int
+    header: str | None = None
+
+    def describe(self) -> str:
+        columns = f", first line: {self.header}" if self.header else ""
+        return f"- {self.name} ({said_bytes(self.size)}){columns}"
+
+
+# ---- what it works on
+
+
+def check_files(paths: Iterable[Path], limits: Limits | None = None) -> tuple[InputFile, ...]:
+    """Look at the input files; with `limits` they must fit into the workspace.
+
+    Raises `InputInvalid`, which names the file, for one that cannot be used.
+    """
+    files = tuple(_check_file(Path(path)) for path in paths)
+    names = [file.name for file in files]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputInvalid(f"two input files are called {twice}; rename one")
+    total = sum(file.size for file in files)
+    if limits and total > limits.workspace_size_bytes:
+        largest = max(files, key=lambda file: file.size)
+        room = said_bytes(limits.workspace_size_bytes)
+        raise InputInvalid(
+            f"{largest.path}: the input files ({said_bytes(total)}) do not fit into the workspace "
+            f"({room}, which is memory); raise memory or workspace_size, or use --mount"
+        )
+    return files
+
+
+def _check_file(path: Path) -> InputFile:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise InputInvalid(f"{path} is a folder; name its files, or use --mount")
+        if not stat.S_ISREG(status.st_mode):
+            raise InputInvalid(f"{path} is not a regular file")
+        with path.open("rb") as source:
+            first = source.readline(4 * _HEADER_CHARS) if path.suffix.lower() in _TABLES else b""
+    except OSError as error:
+        raise InputInvalid(f"cannot read {path}: {error.strerror}") from error
+    header = first.decode("utf-8-sig", "replace").strip()[:_HEADER_CHARS]
+    return InputFile(path=path, name=path.name, size=status.st_size, header=header or None)
+
+
+def put_files(sandbox: Sandbox, files: Iterable[InputFile]) -> None:
+    """Copy the files into the workspace. Raises `FileRefused` or `SandboxUnavailable`."""
+    for file in files:
+        with file.path.open("rb") as source:
+            sandbox.write_file(file.name, source)
+
+
+def read_mounts(paths: Iterable[Path], settings: Settings | None = None) -> tuple[Mount, ...]:
+    """Check what is to be shown to the sandbox; raises `sandbox.errors.SpecInvalid`."""
+    own = [settings.data_dir] if settings and settings.data_dir else []
+    return check_mounts(paths, forbidden=own)
+
+
+def opening(
+    goal: str, files: Iterable[InputFile] = (), mounts: Iterable[Mount] = ()
+) -> tuple[Message, Message]:
+    """The first two messages of a job: the system prompt, and the goal with what there is."""
+    parts = [goal.strip()]
+    if listed := [file.describe() for file in files]:
+        parts.append("\n".join([notice("files"), *listed]))
+    if shown := [f"- {mount.target}" for mount in mounts]:
+        parts.append("\n".join([notice("mounts"), *shown]))
+    goal_message = Message(role=Role.USER, content="\n\n".join(parts))
+    return Message(role=Role.SYSTEM, content=text("system.md")), goal_message
+
+
+# ---- what it is made of
+
+
+def start_sandbox(settings: Settings, spec: SandboxSpec) -> Sandbox:
+    """Start a sandbox with the driver that is set; raises `SandboxError`."""
+    if settings.driver == "process":
+        from sandbox.process import ProcessSandbox  # noqa: PLC0415 - one driver, not both
+
+        return ProcessSandbox.start(spec, allow_unisolated=settings.allow_unisolated)
+    from sandbox.docker import DockerSandbox  # noqa: PLC0415
+
+    return DockerSandbox.start(spec)
+
+
+def make_model(
+    settings: Settings, *, replay: Path | None = None, record: Path | None = None
+) -> Model:
+    """The model that the settings name, or a recording in its place.
+
+    Raises `InputInvalid` or `RecordingInvalid` when there is none to be had.
+    """
+    model: Model = RecordedModel(replay) if replay else _endpoint_model(settings)
+    if record:
+        if replay and record.resolve() == replay.resolve():
+            raise InputInvalid(f"{record}: cannot be replayed and recorded at once")
+        model = RecordingModel(model, record)
+    return TextCalls(model) if settings.text_calls else model
+
+
+def _endpoint_model(settings: Settings) -> OpenAIChat:
+    if not settings.model:
+        raise InputInvalid("no model: set CAISSON_MODEL or --model, or use --replay FILE")
+    if settings.base_url is None and settings.api_key is None:
+        raise InputInvalid("no endpoint: set OPENAI_API_KEY, or OPENAI_BASE_URL for one's own")
+    if settings.base_url and not re.match(r"https?://[^/\s]", settings.base_url):
+        raise InputInvalid(f"OPENAI_BASE_URL = {settings.base_url!r} is no http(s) address")
+    return OpenAIChat(
+        settings.model,
+        base_url=settings.base_url,
+        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+        price=settings.prices.get(settings.model),
+        temperature=settings.temperature,
+        send_reasoning=settings.send_reasoning,
+    )
+
+
+def build(settings: Settings, model: Model, place: Workplace) -> Loop:
+    """Put an agent together. Raises `InputInvalid` for an unknown tool in the allow-list."""
+    tools = Toolbox(
+        builtin_tools(place, settings.tools),
+        place=lambda: place.place,
+        network=settings.network,
+    )
+    replies = ReplyHook(
+        tool_names=tools.names,
+        text_turns=settings.loop_text_turns,
+        reply_tokens=settings.max_output_tokens,
+    )
+    return Loop(
+        model=model,
+        tools=tools,
+        # after a reply they run in reverse: a last turn is an end before anything else is judged
+        hooks=Hooks([BudgetHook(), replies, LoopHook(settings.loop_limits()), Landing()]),
+        window=Window(settings.context_tokens, settings.max_output_tokens),
+        model_timeout_s=settings.model_timeout_s,
+    )
