@@ -1,0 +1,173 @@
+"""Settings: where they come from, and one clear line when one of them cannot be."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from worker.errors import SettingsInvalid
+from worker.messages import Usage
+from worker.settings import Price, Settings, load_settings, parse_size
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith(("CAISSON_", "OPENAI_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(**options):
+    with pytest.raises(SettingsInvalid) as caught:
+        load_settings(options)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512m", 512 << 20), ("1g", 1 << 30), ("64MiB", 64 << 20), ("64MB", 64 << 20),
+        ("100", 100), ("1.5k", 1536), (" 2 GiB ", 2 << 30), ("7B", 7), (4096, 4096),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "m", "12q", "1gg", "many", "1e9"])
+def test_what_is_no_size_is_refused_with_an_example(text):
+    assert "512m" in refused(memory=text)
+
+
+def test_later_layers_win_and_origins_are_known(monkeypatch, tmp_path):
+    (tmp_path / "caisson.toml").write_text('memory = "1g"\npids = 100\ncpus = 2\n')
+    monkeypatch.setenv("CAISSON_PIDS", "90")
+    monkeypatch.setenv("CAISSON_CPUS", "3")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    loaded = load_settings({"cpus": 4.0, "image": None})
+    settings = loaded.settings
+    assert (settings.memory, settings.pids, settings.cpus) == (1 << 30, 90, 4.0)
+    origins = {name: origin for name, _, origin in loaded.rows()}
+    assert origins["memory"] == "caisson.toml"
+    assert origins["pids"] == "CAISSON_PIDS"
+    assert origins["cpus"] == "command line"
+    assert origins["base_url"] == "OPENAI_BASE_URL"
+    assert origins["image"] == "default"
+
+
+def test_our_own_variable_wins_over_that_of_openai(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://one")
+    monkeypatch.setenv("CAISSON_BASE_URL", "http://two")
+    assert load_settings().settings.base_url == "http://two"
+
+
+def test_a_config_file_can_be_named(monkeypatch, tmp_path):
+    (tmp_path / "other.toml").write_text('model = "m"\n[prices.m]\ninput = 1\noutput = 2\n')
+    monkeypatch.setenv("CAISSON_CONFIG", str(tmp_path / "other.toml"))
+    settings = load_settings().settings
+    assert settings.model == "m"
+    price = settings.prices["m"]
+    assert price.of(Usage(input_tokens=1_000_000, output_tokens=500_000)) == 2.0
+
+
+def test_lists_are_words_with_commas_in_the_environment(monkeypatch):
+    monkeypatch.setenv("CAISSON_TOOLS", "shell, calculate")
+    assert load_settings().settings.tools == ("shell", "calculate")
+
+
+def test_secrets_are_masked(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    loaded = load_settings()
+    assert loaded.settings.api_key.get_secret_value() == "sk-very-secret"
+    assert "secret" not in str(list(loaded.rows()))
+    assert "secret" not in repr(loaded)
+
+
+def test_an_unknown_variable_is_an_error_with_the_nearest_name(monkeypatch):
+    monkeypatch.setenv("CAISSON_MEMORI", "1g")
+    text = refused()
+    assert "CAISSON_MEMORI" in text
+    assert "did you mean CAISSON_MEMORY?" in text
+
+
+def test_an_unknown_key_of_the_file_is_an_error_with_the_nearest_name(tmp_path):
+    (tmp_path / "caisson.toml").write_text("max_step = 3\n")
+    text = refused()
+    assert "max_step (caisson.toml)" in text
+    assert "did you mean max_steps?" in text
+
+
+def test_a_file_that_is_no_toml_names_the_file_and_the_line(tmp_path):
+    (tmp_path / "caisson.toml").write_text('memory = "1g"\nboom\n')
+    text = refused()
+    assert "caisson.toml" in text
+    assert "line 2" in text
+
+
+def test_a_named_file_that_is_missing_names_the_variable(monkeypatch):
+    monkeypatch.setenv("CAISSON_CONFIG", "/nowhere.toml")
+    assert "/nowhere.toml" in (text := refused())
+    assert "CAISSON_CONFIG" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("memory", -5), ("memory", "1k"), ("cpus", 0), ("cpus", "inf"), ("cpus", "nan"),
+        ("pids", -1), ("pids", "many"), ("call_timeout_s", 0), ("call_timeout_s", -3),
+        ("job_timeout_s", "soon"), ("max_steps", 0), ("max_tokens", -1), ("driver", "podman"),
+        ("workspace_size", "10"), ("network", ""), ("max_cost", -0.5), ("loop_stop", 1),
+    ],
+)
+def test_an_impossible_value_names_setting_value_origin_and_remedy(option, value):
+    text = refused(**{option: value})
+    assert text.startswith(f"{option} = {value!r} (command line): ")
+    assert f"CAISSON_{option.upper()}" in text
+
+
+def test_an_impossible_secret_is_not_shown(monkeypatch):
+    assert "['x']" not in refused(api_key=["x"])
+
+
+def test_settings_that_do_not_agree_are_refused():
+    assert "loop_nudge" in refused(loop_nudge=5)
+    assert "price" in refused(max_cost=1.0, model="m")
+    assert Settings(max_cost=1.0, model="m", prices={"m": Price(input=1, output=1)})
+
+
+def test_a_variable_without_a_value_is_no_value(monkeypatch):
+    monkeypatch.setenv("CAISSON_MEMORY", "")
+    assert load_settings().settings.memory == 512 << 20
+
+
+def test_prices_that_are_no_json_are_one_line(monkeypatch):
+    monkeypatch.setenv("CAISSON_PRICES", "{")
+    assert "prices" in refused()
+
+
+def test_every_limit_reaches_the_spec_of_the_sandbox():
+    settings = Settings(
+        memory="1g", cpus=2, pids=99, call_timeout_s=7, max_life_s=100, network="lab",
+        runtime="runsc", workspace_size="32m", tmp_size="16m", preload="pandas", image="i:1",
+    )
+    spec = settings.spec("j")
+    limits = spec.limits
+    assert (limits.memory_bytes, limits.cpus, limits.pids) == (1 << 30, 2.0, 99)
+    assert (limits.timeout_s, limits.max_life_s) == (7.0, 100.0)
+    assert (limits.workspace_size_bytes, limits.tmp_size_bytes) == (32 << 20, 16 << 20)
+    assert (spec.network, spec.runtime, spec.preload) == ("lab", "runsc", ("pandas",))
+    assert (spec.image, spec.job) == ("i:1", "j")
+
+
+def test_every_budget_reaches_the_job():
+    given = {
+        "max_steps": 3, "max_working_s": 5.0, "max_tokens": 6, "max_tool_calls": 7,
+        "max_cost": 8.0,
+    }
+    settings = Settings(job_timeout_s=4.0, **given)
+    assert settings.budget().model_dump() == {**given, "timeout_s": 4.0}
+    assert Settings(loop_nudge=3).loop_limits().nudge == 3
