@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pprint
 import sys
 from typing import Any, Callable
 
@@ -24,6 +23,8 @@ def text(value: object) -> str:
     """Show a value as a notebook does; tables and arrays are kept short by their own options."""
     _shorten_libraries()
     if type(value) in SEQUENCE_TYPES:
+        import pprint  # noqa: PLC0415 - slow to import, and not needed to start
+
         return pprint.pformat(value, width=100, compact=True, sort_dicts=False)
     return repr(value)
 

@@ -7,9 +7,7 @@ supervisor; time limits, memory and exit are the supervisor's to judge.
 from __future__ import annotations
 
 import ast
-import asyncio
 import builtins
-import inspect
 import io
 import linecache
 import os
@@ -26,6 +24,7 @@ from .capture import Bounded
 
 MAX_REPLY = 2 * 1024 * 1024
 MAX_NAMES = 500
+CO_COROUTINE = 0x80  # as in inspect, which takes long to import
 RECEIVE_SIZE = 256 * 1024
 
 
@@ -91,7 +90,11 @@ class Interpreter:
 
     def _evaluate(self, compiled: types.CodeType) -> Any:
         value = eval(compiled, self._module.__dict__)
-        return asyncio.run(value) if compiled.co_flags & inspect.CO_COROUTINE else value
+        if not compiled.co_flags & CO_COROUTINE:
+            return value
+        import asyncio  # noqa: PLC0415 - half of the guest's start, and few calls need it
+
+        return asyncio.run(value)
 
     def _save_figures(self) -> list[str]:
         names = display.save_figures(self._workspace, self._figures)

@@ -7,9 +7,9 @@ output and end are judged here and not by the process that user code owns.
 from __future__ import annotations
 
 import os
-import platform
 import selectors
 import signal
+import sys
 import time
 from typing import Any, Callable
 
@@ -142,7 +142,7 @@ class Supervisor:
             "nonce": nonce,
             "version": VERSION,
             "epoch": self._epoch,
-            "python": platform.python_version(),
+            "python": sys.version.split()[0],
             "running": self._call.id if self._call else None,
             "finished": self._results.finished,
         }
