@@ -19,7 +19,6 @@ from worker.hooks import Hooks, Landing
 from worker.loop import Loop
 from worker.messages import Message, Record, Role
 from worker.models.base import Model
-from worker.models.openai_chat import OpenAIChat
 from worker.models.recorded import RecordedModel
 from worker.models.recording import RecordingModel
 from worker.models.text_protocol import TextCalls
@@ -139,13 +138,15 @@ def make_model(
     return TextCalls(model) if settings.text_calls else model
 
 
-def _endpoint_model(settings: Settings) -> OpenAIChat:
+def _endpoint_model(settings: Settings) -> Model:
     if not settings.model:
         raise InputInvalid("no model: set CAISSON_MODEL or --model, or use --replay FILE")
     if settings.base_url is None and settings.api_key is None:
         raise InputInvalid("no endpoint: set OPENAI_API_KEY, or OPENAI_BASE_URL for one's own")
     if settings.base_url and not re.match(r"https?://[^/\s]", settings.base_url):
         raise InputInvalid(f"OPENAI_BASE_URL = {settings.base_url!r} is no http(s) address")
+    from worker.models.openai_chat import OpenAIChat  # noqa: PLC0415 - half a second to load
+
     return OpenAIChat(
         settings.model,
         base_url=settings.base_url,
