@@ -11,10 +11,11 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from . import kernel, processes, wire
+from . import processes, wire
 from .capture import Capture
 from .wire import Channel, Frame, Malformed
 
+MAX_REPLY = 2 * 1024 * 1024
 MAX_TEXT = 8000
 MAX_ITEMS = 500
 
@@ -34,6 +35,8 @@ class KernelProcess:
     """One interpreter process; raises OSError if it cannot be started."""
 
     def __init__(self, workspace: str, value_limit: int, capture: Capture) -> None:
+        from . import kernel  # noqa: PLC0415 - not needed to say hello, and slow to compile
+
         ours, theirs = socket.socketpair()
         with theirs:
             fd = ours.detach()
@@ -48,7 +51,7 @@ class KernelProcess:
                 os.close(fd)
                 raise
         self.capture = capture
-        self.channel = Channel(fd, fd, kernel.MAX_REPLY)
+        self.channel = Channel(fd, fd, MAX_REPLY)
         self.names: list[str] = []
         self.cpu_s = 0.0
         self._reply: Frame | None = None
@@ -101,8 +104,8 @@ def _bounded(value: Any) -> Frame | None:
     if not isinstance(value, dict):
         raise Malformed("value is not an object")
     return {
-        "head": wire.text(value, "head", kernel.MAX_REPLY),
-        "tail": wire.text(value, "tail", kernel.MAX_REPLY),
+        "head": wire.text(value, "head", MAX_REPLY),
+        "tail": wire.text(value, "tail", MAX_REPLY),
         "bytes": int(wire.number(value, "bytes", 0, 2**62)),
     }
 

@@ -22,7 +22,6 @@ from typing import Any
 from . import display, report, wire
 from .capture import Bounded
 
-MAX_REPLY = 2 * 1024 * 1024
 MAX_NAMES = 500
 CO_COROUTINE = 0x80  # as in inspect, which takes long to import
 RECEIVE_SIZE = 256 * 1024
