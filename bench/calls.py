@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import docker
 
 from sandbox.docker import DockerSandbox
+from sandbox.engine import DEFAULT_URL
 from sandbox.errors import SandboxError
 from sandbox.hardening import container_options
 from sandbox.types import Outcome, SandboxSpec
@@ -95,7 +96,8 @@ class Raw:
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec
-        self._client: Any = docker.APIClient(version="auto", timeout=60)
+        url = os.environ.get("DOCKER_HOST", DEFAULT_URL)
+        self._client: Any = docker.APIClient(base_url=url, version="auto", timeout=60)
 
     def hardened(self) -> dict[str, object]:
         deadline = time.time() + self._spec.limits.max_life_s
