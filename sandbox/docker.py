@@ -13,12 +13,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Self
 
 from sandbox import bundle
 from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
 from sandbox.engine import Engine
-from sandbox.errors import SandboxError, SandboxLost, SandboxUnavailable
+from sandbox.errors import SandboxLost, SandboxUnavailable
 from sandbox.hardening import container_options
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
@@ -85,14 +86,14 @@ class DockerSandbox(GuestSandbox):
         `spec.generation` must not be lower than that host's. Raises `SandboxLost` if the
         container is gone, `StaleGeneration` if a newer host owns it.
         """
-        engine = Engine(engine_url)
-        try:
+        with ExitStack() as undo:
+            engine = Engine(engine_url)
+            undo.callback(engine.close)
             link = engine.relay(container, bundle.relay_command(), bundle.RELAY_UID)
+            undo.callback(link.close)
             session = Session(link, spec)
             session.hello(START_S)
-        except SandboxError:
-            engine.close()
-            raise
+            undo.pop_all()
         return cls(engine, container, session)
 
     def _discard(self) -> None:

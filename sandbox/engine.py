@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from sandbox.link import SocketLink
 DEFAULT_URL = "unix:///var/run/docker.sock"
 TIMEOUT_S = 60
 CONNECT_S = 5
+NEWEST_API = "1.44"  # what this code was written for; an older engine's own is used
 GONE = (404, 409)  # not there any more, or somebody else is removing it
 
 
@@ -154,11 +155,15 @@ def _tls() -> dict[str, Any]:
 @cache
 def _negotiated(url: str) -> str:
     """Ask an engine once for the API version that both sides speak."""
-    client = docker.APIClient(base_url=url, version="auto", timeout=CONNECT_S, **_tls())
-    try:
-        return str(client.api_version)
-    finally:
-        client.close()
+    # Not version="auto": a client that fails in its constructor leaves its socket open.
+    client = docker.APIClient(base_url=url, version=NEWEST_API, timeout=CONNECT_S, **_tls())
+    with closing(client):
+        theirs = str(client.version(api_version=False)["ApiVersion"])
+    return min(NEWEST_API, theirs, key=_as_numbers)
+
+
+def _as_numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def _link(stream: Any) -> SocketLink:  # noqa: ANN401 - docker-py gives a type for each transport

@@ -185,7 +185,8 @@ def _resources(limits: Limits) -> dict[str, object]:
         "Ulimits": [
             _ulimit("nofile", limits.open_files),
             _ulimit("core", 0),
-            _ulimit("fsize", max(limits.workspace_size_bytes, limits.tmp_size_bytes)),
+            # Above what either tmpfs holds: a writer is told "no space left", which is true.
+            _ulimit("fsize", limits.workspace_size_bytes + limits.tmp_size_bytes),
         ],
         # When the host itself runs out of memory, a sandbox goes before anything else does.
         "OomScoreAdj": 500,

@@ -54,7 +54,7 @@ def _nothing_left_behind(why_no_engine):
         assert not left
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def job():
     """The job name of this run's sandboxes, by which those left behind are found."""
     return JOB

@@ -1,0 +1,308 @@
+"""Attacks from inside a container: what user code tries, and what must come of it."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox.docker import DockerSandbox
+from sandbox.types import MIB, Interpreter, Outcome, SandboxSpec
+
+pytestmark = pytest.mark.engine
+
+
+def resident_bytes():
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class TestMemory:
+    def test_python_past_the_limit_is_told_the_limit_and_the_peak(self, start):
+        sandbox = start(memory_bytes=256 * MIB)
+        sandbox.python("x = 1")
+        done = sandbox.python("print('before')\na = bytearray(4 << 30)")
+        assert (done.outcome, done.output) == (Outcome.OOM, "before\n")
+        assert "memory limit of 256 MiB" in done.limit
+        assert re.search(r"at most 2[45]\d MiB were in use", done.error.message)
+        assert 0.9 * 256 * MIB < done.peak_memory_bytes <= 256 * MIB
+        assert (done.interpreter, done.lost_names) == (Interpreter.RESTARTED, ("x",))
+        assert sandbox.python("1 + 1").value == "2"
+
+    def test_a_shells_child_past_the_limit_is_told_though_the_shell_survives(self, container):
+        done = container.shell("python3 -c 'a = bytearray(4 << 30)'; echo survived")
+        assert done.outcome is Outcome.OOM
+        assert done.output.endswith("survived\n")
+        assert "memory limit of 512 MiB" in done.error.message
+        assert container.python("1 + 1").value == "2"
+
+    def test_many_small_pieces_past_the_limit(self, container):
+        done = container.python("a = []\nwhile True:\n    a.append('x' * 100_000 + str(len(a)))")
+        assert done.outcome is Outcome.OOM
+        assert container.python("1 + 1").value == "2"
+
+    def test_a_neighbour_is_not_harmed(self, start):
+        first, second = start(memory_bytes=128 * MIB), start(memory_bytes=128 * MIB)
+        code = "import time\nb = bytearray(60 << 20)\ntime.sleep(1)\nlen(b)"
+        results = []
+        other = threading.Thread(target=lambda: results.append(second.python(code)))
+        other.start()
+        results.append(first.python(code))
+        other.join()
+        assert [done.value for done in results] == [str(60 << 20)] * 2
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        "bomb",
+        ["f(){ f|f& }; f", "f(){ f|f& }; f; sleep 60", "f(){ f|f& }; f; while :; do :; done"],
+    )
+    def test_a_fork_bomb_meets_the_limit_and_the_next_call_works(self, container, bomb):
+        began = time.monotonic()
+        done = container.shell(bomb, timeout_s=2)
+        assert time.monotonic() - began < 6
+        if done.outcome is Outcome.TIMEOUT:  # else it was over before it met the limit
+            assert "process limit of 64" in done.limit
+        assert container.python("1 + 1").value == "2"
+        assert container.shell("echo ok").output.endswith("ok\n")
+
+    def test_a_python_fork_bomb_meets_the_limit(self, container):
+        done = container.python("import os\nwhile True:\n    os.fork()", timeout_s=2)
+        assert done.outcome in {Outcome.ERROR, Outcome.TIMEOUT}
+        assert container.shell("echo ok").output == "ok\n"
+
+    def test_threads_count_too(self, container):
+        code = "import threading, time\nfor _ in range(200):\n"
+        code += "    threading.Thread(target=time.sleep, args=(1,), daemon=True).start()"
+        done = container.python(code)
+        assert done.error.type == "RuntimeError"
+        assert "process limit of 64" in done.limit
+
+
+class TestDisk:
+    def test_a_full_workspace_is_an_error_of_the_writer(self, start):
+        sandbox = start(memory_bytes=256 * MIB)
+        done = sandbox.shell("dd if=/dev/zero of=x bs=1M count=180")
+        assert done.outcome is Outcome.ERROR
+        assert "No space left on device" in done.output
+        assert sandbox.python("1 + 1").value == "2"
+        assert sandbox.shell("echo out; rm x").output == "out\n"
+
+    def test_a_million_files_meet_the_inode_limit(self, container):
+        code = "for i in range(1_000_000):\n    open(f'f{i}', 'w').close()"
+        done = container.python(code, timeout_s=60)
+        assert (done.error.type, done.outcome) == ("OSError", Outcome.ERROR)
+        assert "No space left" in done.error.message
+        assert len(done.files) <= 200
+        assert len(container.files()) == 10_000
+        assert container.python("1 + 1").value == "2"
+
+    def test_output_on_a_full_workspace_is_still_told(self, container):
+        container.shell("dd if=/dev/zero of=x bs=1M count=500 2>/dev/null")
+        done = container.python("for i in range(20000): print('line', i)")
+        assert done.output.startswith("line 0\n")
+        assert "line 19999" in done.output
+        assert done.output_truncated
+
+
+class TestOutput:
+    def test_a_gigabyte_of_output_costs_the_worker_next_to_nothing(self, container):
+        before, peak = resident_bytes(), 0
+        done = []
+        code = "import os\nb = b'x' * 65536\nfor _ in range(16384): os.write(1, b)"
+        call = threading.Thread(target=lambda: done.append(container.python(code, timeout_s=60)))
+        call.start()
+        while call.is_alive():
+            peak = max(peak, resident_bytes())
+            time.sleep(0.01)
+        call.join()
+        assert done[0].outcome is Outcome.OUTPUT_LIMIT
+        assert peak - before < 16 * MIB
+
+
+# What each of these prints must be the refusal, not the treasure.
+ESCAPES = {
+    "connect out": (
+        "import socket\ns = socket.socket()\ns.settimeout(3)\ns.connect(('169.254.169.254', 80))",
+        "OSError",
+    ),
+    "resolve a name": (
+        "import socket\nsocket.gethostbyname('leak.attacker.example')",
+        "gaierror",
+    ),
+    "send a packet": (
+        "import socket\nsocket.socket(2, 2).sendto(b'x', ('10.0.0.1', 53))",
+        "OSError",
+    ),
+    "write the root": ("open('/usr/x', 'w')", "OSError"),
+    "write etc": ("open('/etc/x', 'w')", "OSError"),
+    "write var tmp": ("open('/var/tmp/x', 'w')", "OSError"),
+    "become root": ("import os\nos.setuid(0)", "PermissionError"),
+    "mount": (
+        "import ctypes, os\n"
+        "if ctypes.CDLL(None, use_errno=True).mount(b'none', b'/tmp', b'tmpfs', 0, 0):\n"
+        "    raise PermissionError(os.strerror(ctypes.get_errno()))",
+        "PermissionError",
+    ),
+    "new user namespace": (
+        "import ctypes, os\n"
+        "if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):\n"
+        "    raise PermissionError(os.strerror(ctypes.get_errno()))",
+        "PermissionError",
+    ),
+    "supervisor memory": ("open('/proc/1/mem', 'rb')", "PermissionError"),
+    "supervisor descriptors": ("import os\nos.listdir('/proc/1/fd')", "PermissionError"),
+    "supervisor descriptor by number": ("open('/proc/1/fd/1', 'w')", "PermissionError"),
+    "supervisor environment": ("open('/proc/1/environ').read()", "PermissionError"),
+    "supervisor trace": (
+        "import ctypes, os\n"
+        "if ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0):\n"
+        "    raise PermissionError(os.strerror(ctypes.get_errno()))",
+        "PermissionError",
+    ),
+    "kernel memory": ("open('/dev/mem', 'rb')", "FileNotFoundError"),
+    "sysrq": ("open('/proc/sysrq-trigger', 'w').write('b')", "OSError"),
+    "host name": ("import socket\nsocket.sethostname('x')", "PermissionError"),
+    "make a device": ("import os\nos.mknod('/tmp/sda', 0o60600, 0x800)", "PermissionError"),
+    "raise a limit": (
+        "import resource as r\nr.setrlimit(r.RLIMIT_CORE, (1, 1))",
+        "ValueError",
+    ),
+    "own cgroup": ("open('/sys/fs/cgroup/memory/memory.limit_in_bytes', 'w')", "OSError"),
+}
+
+
+@pytest.fixture(scope="class")
+def prison(request, job):
+    made = DockerSandbox.start(SandboxSpec(job=job))
+    yield made
+    made.close()
+
+
+class TestEscapes:
+    @pytest.mark.parametrize("attack", ESCAPES)
+    def test_user_code_is_refused(self, prison, attack):
+        code, expected = ESCAPES[attack]
+        done = prison.python(code, timeout_s=5)
+        names = done.error and {done.error.type, *_bases(done.error.type)}
+        assert done.outcome is Outcome.ERROR
+        assert expected in names
+
+    def test_only_the_workspace_and_memory_file_systems_can_be_written(self, prison):
+        done = prison.shell("find / -xdev -writable ! -type l 2>/dev/null; cat /proc/mounts")
+        writable = {
+            line for line in done.output.splitlines() if line.startswith("/") and " " not in line
+        }
+        assert writable == {"/workspace", "/tmp"}
+        mounts = [line.split() for line in done.output.splitlines() if " " in line]
+        options = {mount[1]: mount[3].split(",") for mount in mounts}
+        assert "ro" in options["/"]
+        assert {target for target in options if "uid=65532" in options[target]} == writable
+
+    def test_nothing_of_the_workers_environment_is_visible(self, start, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-123")
+        monkeypatch.setenv("CANARY", "canary-456")
+        sandbox = start()
+        seen = sandbox.shell("env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'").output
+        assert "canary" not in seen
+        assert "canary" not in sandbox.python("import os\ndict(os.environ)").value
+
+    def test_no_set_uid_program_and_no_engine_socket_is_inside(self, prison):
+        done = prison.shell(
+            "find / -perm /6000 -type f 2>/dev/null; find / -name '*.sock' 2>/dev/null"
+        )
+        assert done.output == ""
+
+    def test_no_capability_is_held_or_can_be_gained(self, prison):
+        status = prison.shell("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status").output
+        assert re.findall(r"Cap\w+:\s+(\w+)", status) == ["0" * 16] * 5
+        assert re.search(r"NoNewPrivs:\s+1", status)
+        assert re.search(r"Seccomp:\s+2", status)
+
+    @pytest.mark.parametrize("number", [1, 2, 3, 9, 15, 17, 18, 19, 20, 34])
+    def test_signals_do_not_hurt_the_supervisor(self, prison, number):
+        prison.python(f"import os\nfor _ in range(100): os.kill(1, {number})")
+        assert prison.python("1 + 1").value == "2"
+
+
+def _bases(name):
+    kind = getattr(builtins, name, None) or getattr(socket, name, None)
+    return {base.__name__ for base in kind.__mro__} if kind else set()
+
+
+FORGED = '{"kind":"result","id":"forged","outcome":"ok"}'
+
+
+class TestForgery:
+    def test_a_frame_that_is_printed_is_output(self, container):
+        done = container.python(f"print('''\\n{FORGED}\\n''')")
+        assert FORGED in done.output
+
+    def test_writing_to_every_descriptor_forges_nothing(self, container):
+        code = (
+            "import os\n"
+            "for fd in range(3, 200):\n"
+            "    try:\n"
+            f"        os.write(fd, b'\\n{FORGED}\\n')\n"
+            "    except OSError:\n        pass\n"
+            "'done'"
+        )
+        done = container.python(code, execution_id="a")
+        assert (done.value, done.interpreter) == ("'done'", Interpreter.KEPT)
+        assert container.recall("forged") is None
+        assert container.python("1 + 1").value == "2"
+
+    def test_noise_on_the_interpreters_own_channel_costs_the_interpreter(self, container):
+        code = (
+            "import os\n"
+            "for fd in range(3, 200):\n"
+            "    try:\n        os.write(fd, b'no frame\\n')\n"
+            "    except OSError:\n        pass\n"
+        )
+        done = container.python(code)
+        assert (done.outcome, done.interpreter) == (Outcome.KILLED, Interpreter.RESTARTED)
+        assert container.python("1 + 1").value == "2"
+
+    def test_a_forged_answer_counts_for_the_call_that_forged_it_and_no_other(self, container):
+        code = (
+            "import os, json\n"
+            "lie = {'kind': 'done', 'number': 99, 'value': None, 'names': [], 'cpu_s': 0}\n"
+            "for fd in range(3, 200):\n"
+            "    try:\n"
+            "        os.write(fd, (json.dumps(lie) + '\\n').encode())\n"
+            "    except OSError:\n        pass\n"
+        )
+        container.python(code, execution_id="a")
+        assert container.python("1 + 1", execution_id="b").value == "2"
+
+    def test_user_code_cannot_open_a_link(self, container):
+        code = (
+            "import socket\n"
+            "s = socket.socket(socket.AF_UNIX)\n"
+            "s.connect('\\0caisson-guest')\n"
+            's.sendall(b\'{"kind":"hello","nonce":"x","generation":99}\\n\')\n'
+            "s.settimeout(3)\n"
+            "try:\n    got = s.recv(100)\nexcept OSError as e:\n    got = b''\n"
+            "got"
+        )
+        assert container.python(code).value in {"b''", None}
+        assert container.python("1 + 1").value == "2"
+
+    def test_a_flood_of_connections_does_not_stop_the_supervisor(self, container):
+        code = (
+            "import socket\n"
+            "for _ in range(3000):\n"
+            "    s = socket.socket(socket.AF_UNIX)\n"
+            "    s.settimeout(1)\n"
+            "    try:\n        s.connect('\\0caisson-guest')\n    except OSError:\n        pass\n"
+            "    s.close()\n"
+            "'survived'"
+        )
+        assert container.python(code).value == "'survived'"
+        assert container.python("1 + 1").value == "2"

@@ -1,0 +1,238 @@
+"""Infrastructure that fails: each fault has its own error, soon, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import io
+import socket
+import subprocess
+import tarfile
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from sandbox.docker import DockerSandbox
+from sandbox.engine import Engine
+from sandbox.errors import (
+    EngineUnavailable,
+    ImageMissing,
+    ImageUnsuitable,
+    ProtocolError,
+    SandboxLost,
+    SandboxUnavailable,
+    SpecInvalid,
+    StaleGeneration,
+)
+from sandbox.types import Limits, Outcome, SandboxSpec
+
+pytestmark = pytest.mark.engine
+
+
+def docker(*words, data=None):
+    return subprocess.run(["docker", *words], input=data, capture_output=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def image_without_python():
+    """An image that holds one file and nothing to run."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("empty"))
+    name = "caisson-test-nopython:1"
+    docker("import", "-", name, data=archive.getvalue())
+    yield name
+    docker("rmi", name)
+
+
+class TestStarting:
+    def test_a_missing_image_is_named_and_never_pulled(self, start, job):
+        began = time.monotonic()
+        with pytest.raises(ImageMissing, match=r"no-such-image:7"):
+            start(spec=SandboxSpec(job=job, image="no-such-image:7"))
+        assert time.monotonic() - began < 3
+
+    def test_an_image_without_python_is_named(self, start, job, image_without_python):
+        with pytest.raises(ImageUnsuitable, match=r"Python 3\.9 or newer"):
+            start(spec=SandboxSpec(job=job, image=image_without_python))
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_an_engine_that_is_not_there_is_named_by_its_address(self, job):
+        began = time.monotonic()
+        with pytest.raises(EngineUnavailable, match=r"unix:///nowhere\.sock"):
+            DockerSandbox.start(SandboxSpec(job=job), engine_url="unix:///nowhere.sock")
+        assert time.monotonic() - began < 3
+        gc.collect()  # docker-py leaves the socket of a failed connection to the collector
+
+    def test_an_engine_that_does_not_answer_is_given_up(self, job, tmp_path):
+        path = tmp_path / "mute.sock"
+        with socket.socket(socket.AF_UNIX) as mute:
+            mute.bind(str(path))
+            mute.listen()
+            began = time.monotonic()
+            with pytest.raises(EngineUnavailable, match="mute"):
+                DockerSandbox.start(SandboxSpec(job=job), engine_url=f"unix://{path}")
+            assert time.monotonic() - began < 15
+
+    def test_a_runtime_that_the_engine_lacks_is_an_error_not_a_fallback(self, start, job):
+        with pytest.raises(SpecInvalid, match="runsc-missing"):
+            start(spec=SandboxSpec(job=job, runtime="runsc-missing"))
+
+    def test_a_network_that_does_not_exist_is_an_error(self, start, job):
+        with pytest.raises(SandboxUnavailable, match="no-such-network"):
+            start(spec=SandboxSpec(job=job, network="no-such-network"))
+
+
+class TestLosing:
+    def test_a_container_removed_from_outside_between_calls(self, container):
+        docker("rm", "-f", container.container)
+        began = time.monotonic()
+        with pytest.raises(SandboxLost, match="removed from outside"):
+            container.python("1")
+        assert time.monotonic() - began < 5
+        with pytest.raises(SandboxLost):
+            container.python("1")
+
+    def test_a_container_removed_in_the_middle_of_a_call(self, container):
+        threading.Timer(0.5, docker, ["rm", "-f", container.container]).start()
+        began = time.monotonic()
+        with pytest.raises(SandboxLost):
+            container.python("import time\ntime.sleep(30)")
+        assert time.monotonic() - began < 6
+
+    def test_a_container_killed_from_outside_is_told_with_its_exit_code(self, container):
+        docker("kill", container.container)
+        with pytest.raises(SandboxLost, match="137"):
+            container.python("1")
+
+    def test_a_sandbox_ends_itself_at_its_maximum_life(self, start):
+        sandbox = start(max_life_s=1.5)
+        with pytest.raises(SandboxLost, match=r"maximum life of 1\.5 s"):
+            sandbox.python("import time\ntime.sleep(30)")
+
+    def test_a_frozen_container_is_given_up_after_the_hosts_own_deadline(self, start, monkeypatch):
+        monkeypatch.setattr("sandbox.session.ENDING_S", 1.0)
+        sandbox = start()
+        docker("pause", sandbox.container)
+        with pytest.raises(SandboxUnavailable, match="does not answer"):
+            sandbox.python("1", timeout_s=0.5)
+        with closing(Engine()) as engine:
+            assert engine.state(sandbox.container) is None
+
+    def test_a_sandbox_without_a_host_ends_by_itself(self, job):
+        sandbox = DockerSandbox.start(SandboxSpec(job=job, linger_s=0.5))
+        sandbox._session.close()
+        engine = Engine()
+        deadline = time.monotonic() + 5
+        while engine.state(sandbox.container)["Running"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        sandbox.close()
+        engine.close()
+
+
+class TestAdopting:
+    def adopt(self, sandbox, job, generation):
+        return DockerSandbox.adopt(
+            sandbox.container, SandboxSpec(job=job, generation=generation, linger_s=30)
+        )
+
+    def test_a_new_host_finds_the_variables_and_collects_the_call_in_flight(self, start, job):
+        first = start(spec=SandboxSpec(job=job, linger_s=30))
+        first.python("x = 41")
+        lost = threading.Thread(target=self.run_and_lose, args=(first,))
+        lost.start()
+        time.sleep(0.5)
+        second = self.adopt(first, job, 2)
+        try:
+            done = second.recall("slow")
+            assert (done.outcome, done.output) == (Outcome.OK, "began\nended\n")
+            assert second.python("x + 1").value == "42"
+            assert second.recall("never") is None
+            lost.join()
+        finally:
+            second.close()
+
+    def run_and_lose(self, sandbox):
+        code = "import time\nprint('began')\ntime.sleep(2)\nprint('ended')"
+        with pytest.raises((SandboxLost, StaleGeneration)):
+            sandbox.python(code, execution_id="slow")
+
+    def test_a_host_of_a_lower_generation_is_refused(self, start, job):
+        first = start(spec=SandboxSpec(job=job, generation=5, linger_s=30))
+        with pytest.raises(StaleGeneration, match="generation 5"):
+            self.adopt(first, job, 4)
+        assert first.python("1 + 1").value == "2"
+
+    def test_the_old_host_is_told_that_it_is_no_longer_wanted(self, start, job):
+        first = start(spec=SandboxSpec(job=job, linger_s=30))
+        second = self.adopt(first, job, 2)
+        with pytest.raises((StaleGeneration, SandboxLost)):
+            first.python("open('trace', 'w')")
+        assert second.files() == ()
+        second.close()
+
+    def test_half_a_line_of_a_dead_host_is_harmless(self, start, job):
+        first = start(spec=SandboxSpec(job=job, linger_s=30))
+        first._session._link.send(b'{"kind":"python","id":"half","te', time.monotonic() + 5)
+        second = self.adopt(first, job, 2)
+        assert second.python("1 + 1").value == "2"
+        second.close()
+
+    def test_a_container_that_is_gone_cannot_be_adopted(self, start, job):
+        first = start()
+        first.close()
+        with pytest.raises(SandboxLost):
+            self.adopt(first, job, 2)
+
+
+class TestLimitsAreEnforced:
+    """Each limit is given an odd value, and the kernel is asked what it has got."""
+
+    def test_open_files(self, start):
+        assert start(open_files=77).shell("ulimit -n").output == "77\n"
+
+    def test_cpus(self, start):
+        code = "import time\nt, c = time.time(), time.process_time()\n"
+        code += "while time.time() - t < 2: pass\n(time.process_time() - c) / 2"
+        share = float(start(cpus=0.3).python(code).value)
+        assert share < 0.45
+
+    def test_inodes(self, start):
+        sandbox = start(inodes=300)
+        done = sandbox.python("for i in range(1000): open(str(i), 'w').close()")
+        assert done.error.type == "OSError"
+        assert 250 < len(sandbox.files()) <= 300
+
+    def test_workspace_and_tmp_sizes(self, start):
+        sandbox = start(workspace_bytes=7 * 2**20, tmp_bytes=3 * 2**20)
+        sizes = sandbox.shell("df -B1 --output=size /workspace /tmp | tail -2").output.split()
+        assert sizes == [str(7 * 2**20), str(3 * 2**20)]
+
+    def test_default_time_limit(self, start):
+        done = start(timeout_s=0.7).python("import time\ntime.sleep(10)")
+        assert "time limit of 0.7 s" in done.limit
+
+    def test_output_limits(self, start):
+        sandbox = start(output_bytes=2000, spill_bytes=5000, output_kill_bytes=65_536)
+        done = sandbox.python("print('x' * 10_000)")
+        assert len(done.output) < 2500
+        spilled = io.BytesIO()
+        assert sandbox.read_file(done.output_file, spilled) == 5000
+        assert sandbox.python("while True: print('x' * 1000)").outcome is Outcome.OUTPUT_LIMIT
+
+    def test_reading_limit(self, start):
+        sandbox = start(read_bytes=10)
+        sandbox.shell("echo 12345678901 > f")
+        with pytest.raises(SpecInvalid, match="limit is 10"):
+            sandbox.read_file("f", io.BytesIO())
+
+    def test_negative_and_nonsense_limits_are_refused(self):
+        for wrong in ({"memory_bytes": -1}, {"cpus": 0}, {"pids": 1}, {"timeout_s": float("nan")}):
+            with pytest.raises(ValueError, match="Limits"):
+                Limits(**wrong)
+
+
+def test_protocol_error_is_infrastructure():
+    assert issubclass(ProtocolError, SandboxUnavailable)
