@@ -78,9 +78,16 @@ def _repair(body: str, error: json.JSONDecodeError) -> tuple[Any, str]:
         return json.loads(tripled, strict=False), "triple-quoted strings were escaped"
     except json.JSONDecodeError:
         value = json_repair.loads(tripled)
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict) or not value or _is_invented(value, tripled):
         raise ArgumentsInvalid(_where(error)) from error
     return value, f"the JSON was not valid ({error.msg}, {_position(error)})"
+
+
+def _is_invented(value: dict[str, Any], body: str) -> bool:
+    """The repair filled in an empty value where there was none."""
+    return any(not v and isinstance(v, str) for v in value.values()) and not re.search(
+        r"""''|"\"""", body
+    )
 
 
 def _is_whole(body: str) -> bool:

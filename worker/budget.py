@@ -52,17 +52,17 @@ class BudgetHook(Hook):
     """Asks for the best answer so far when a limit is met, and lets no more calls begin."""
 
     def before_model(self, run: Run) -> None:
-        over = self._over(run)
+        over = next((s for s in spent(run.history, run.clock()) if s.is_over), None)
         if over:
             run.land(notice("landing_budget", limit=over), FinishReason.BUDGET, str(over))
 
     def before_tool(self, run: Run, call: ToolCall) -> None:
-        """Stop the calls of a turn in the middle; steps are counted between turns only."""
-        del call
-        over = self._over(run)
-        if over and over.limit != "max_steps":
-            raise SkipCall(f"the budget of the job is spent ({over})")
+        """Let no more calls of a turn begin when their number or the time is spent.
 
-    @staticmethod
-    def _over(run: Run) -> Spent | None:
-        return next((s for s in spent(run.history, run.clock()) if s.is_over), None)
+        Steps, tokens and cost are for replies: this one is paid for, and its calls use none.
+        """
+        del call
+        rows = spent(run.history, run.clock())
+        over = next((s for s in rows if s.is_over and s.unit in {"s", "calls"}), None)
+        if over:
+            raise SkipCall(f"the budget of the job is spent ({over})")

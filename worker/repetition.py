@@ -14,6 +14,7 @@ import re
 import tokenize
 from collections.abc import Sequence
 
+from sandbox.types import Outcome
 from worker.arguments import read_arguments
 from worker.errors import ArgumentsInvalid, SkipCall
 from worker.history import History, Turn
@@ -180,10 +181,7 @@ class LoopHook(Hook):
         earlier = [t for t in run.history.steps if t.calls and t is not turn]
         steps = steps_of(run.history)[: len(earlier)]
         count = trailing_repeats(steps, key)
-        if (
-            count + 1 >= self._limits.block * self._factor(earlier[-1:])
-            and not self._limits.observe
-        ):
+        if count + 1 >= self._limits.block * self._factor(earlier) and not self._limits.observe:
             result = self._last_result(earlier, key)
             raise SkipCall(notice("blocked", count=count, earlier=result))
 
@@ -199,12 +197,13 @@ class LoopHook(Hook):
 
     def _factor(self, turns: Sequence[Turn]) -> int:
         """Give checks of something that runs a longer limit."""
-        polls = any(_is_poll(turn) for turn in turns)
-        return self._limits.poll_factor if polls else 1
+        ran = (t for t in reversed(turns) if any(r.execution for r in t.results.values()))
+        last = next(ran, None)
+        return self._limits.poll_factor if last and _is_poll(last) else 1
 
     def _judge_repeats(self, run: Run, steps: Sequence[Step]) -> None:
         count = trailing_repeats(steps)
-        factor = self._factor([turn for turn in run.history.steps if turn.calls][-1:])
+        factor = self._factor(run.history.steps)
         if count >= self._limits.stop * factor:
             self._stop(run, f"the same call gave the same result {count} times")
         elif count == self._limits.nudge * factor:
@@ -244,18 +243,14 @@ class LoopHook(Hook):
 
 def _is_poll(turn: Turn) -> bool:
     """A step that looked at something which is still running, and found no error."""
-    for call in turn.calls:
-        result = turn.results.get(call.id)
-        done = result.execution if result else None
-        if result is None or (done is None and result.status is not ResultStatus.SKIPPED):
-            return False
-        if done and not (
-            done.outcome == "ok"
-            and (
-                done.background_processes
-                or _WAITS.search(call.arguments)
-                or _WAITING.search(done.output)
-            )
-        ):
-            return False
-    return bool(turn.calls)
+    return all(
+        (result := turn.results.get(call.id)) is not None
+        and (done := result.execution) is not None
+        and done.outcome is Outcome.OK
+        and bool(
+            done.background_processes
+            or _WAITS.search(call.arguments)
+            or _WAITING.search(done.output)
+        )
+        for call in turn.calls
+    )

@@ -61,7 +61,10 @@ def play(bench, die_at=None, *, keep=True):
 
 def essence(b):
     """What must not depend on when the worker was killed."""
-    job, results = b.history.job, [(r.call_id, r.status, r.text.split("\n", 1)[1]) for r in b.results]
+    job, results = (
+        b.history.job,
+        [(r.call_id, r.status, r.text.split("\n", 1)[1]) for r in b.results],
+    )
     return job.summary() | {"id": None}, results, [n.text for n in b.notices], b.sandbox.contents
 
 

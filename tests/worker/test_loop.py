@@ -25,7 +25,7 @@ def test_the_loop_fits_on_a_screen():
 
 
 def test_a_reply_without_calls_is_the_answer_whatever_its_text(bench):
-    answer = "It is FINAL:\n```python\nprint(4)\n```\nsee \"above\""
+    answer = 'It is FINAL:\n```python\nprint(4)\n```\nsee "above"'
     job = bench(say(answer)).drive()
     assert (job.status, job.finish_reason) == (Status.SUCCEEDED, FinishReason.ANSWERED)
     assert job.answer == answer
@@ -39,7 +39,13 @@ def test_calls_run_in_order_and_their_results_reach_the_model(bench):
     assert job.steps == 3
     last = b.model.requests[-1].messages
     assert [m.role.value for m in last] == [
-        "system", "user", "assistant", "tool", "tool", "assistant", "tool",
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "tool",
     ]
     assert "output:\nc" in last[-1].text
 
@@ -155,8 +161,14 @@ def test_hooks_run_in_order_before_and_in_reverse_after(bench):
     b = bench(say(None, python("a")), say("done"))
     drive_with(b, Trace("one", log), Trace("two", log))
     assert log[:8] == [
-        "one before model", "two before model", "two after model", "one after model",
-        "one before tool", "two before tool", "two after tool", "one after tool",
+        "one before model",
+        "two before model",
+        "two after model",
+        "one after model",
+        "one before tool",
+        "two before tool",
+        "two after tool",
+        "one after tool",
     ]
 
 
@@ -220,6 +232,13 @@ def test_usage_and_cost_are_summed_over_replies(bench):
 def test_a_job_is_summarised_with_the_fixed_keys(bench):
     summary = bench(say("done")).drive().summary()
     assert list(summary) == [
-        "id", "status", "finish_reason", "answer", "steps", "usage", "artifacts", "error",
+        "id",
+        "status",
+        "finish_reason",
+        "answer",
+        "steps",
+        "usage",
+        "artifacts",
+        "error",
     ]
     assert summary["usage"] == {"input_tokens": 0, "output_tokens": 0, "cost": 0.0}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from worker.messages import Event, Job, Message, Remarked, ReplyAdded, Reply, Usage
+from worker.messages import Event, Job, Message, Remarked, Reply, ReplyAdded, Usage
 
 TEXTS = st.text(max_size=20)
 JSON = st.recursive(

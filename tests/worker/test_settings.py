@@ -30,8 +30,15 @@ def refused(**options):
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("512m", 512 << 20), ("1g", 1 << 30), ("64MiB", 64 << 20), ("64MB", 64 << 20),
-        ("100", 100), ("1.5k", 1536), (" 2 GiB ", 2 << 30), ("7B", 7), (4096, 4096),
+        ("512m", 512 << 20),
+        ("1g", 1 << 30),
+        ("64MiB", 64 << 20),
+        ("64MB", 64 << 20),
+        ("100", 100),
+        ("1.5k", 1536),
+        (" 2 GiB ", 2 << 30),
+        ("7B", 7),
+        (4096, 4096),
     ],
 )
 def test_sizes_are_read_as_people_write_them(text, size):
@@ -117,10 +124,23 @@ def test_a_named_file_that_is_missing_names_the_variable(monkeypatch):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("memory", -5), ("memory", "1k"), ("cpus", 0), ("cpus", "inf"), ("cpus", "nan"),
-        ("pids", -1), ("pids", "many"), ("call_timeout_s", 0), ("call_timeout_s", -3),
-        ("job_timeout_s", "soon"), ("max_steps", 0), ("max_tokens", -1), ("driver", "podman"),
-        ("workspace_size", "10"), ("network", ""), ("max_cost", -0.5), ("loop_stop", 1),
+        ("memory", -5),
+        ("memory", "1k"),
+        ("cpus", 0),
+        ("cpus", "inf"),
+        ("cpus", "nan"),
+        ("pids", -1),
+        ("pids", "many"),
+        ("call_timeout_s", 0),
+        ("call_timeout_s", -3),
+        ("job_timeout_s", "soon"),
+        ("max_steps", 0),
+        ("max_tokens", -1),
+        ("driver", "podman"),
+        ("workspace_size", "10"),
+        ("network", ""),
+        ("max_cost", -0.5),
+        ("loop_stop", 1),
     ],
 )
 def test_an_impossible_value_names_setting_value_origin_and_remedy(option, value):
@@ -151,8 +171,17 @@ def test_prices_that_are_no_json_are_one_line(monkeypatch):
 
 def test_every_limit_reaches_the_spec_of_the_sandbox():
     settings = Settings(
-        memory="1g", cpus=2, pids=99, call_timeout_s=7, max_life_s=100, network="lab",
-        runtime="runsc", workspace_size="32m", tmp_size="16m", preload="pandas", image="i:1",
+        memory="1g",
+        cpus=2,
+        pids=99,
+        call_timeout_s=7,
+        max_life_s=100,
+        network="lab",
+        runtime="runsc",
+        workspace_size="32m",
+        tmp_size="16m",
+        preload="pandas",
+        image="i:1",
     )
     spec = settings.spec("j")
     limits = spec.limits
@@ -165,7 +194,10 @@ def test_every_limit_reaches_the_spec_of_the_sandbox():
 
 def test_every_budget_reaches_the_job():
     given = {
-        "max_steps": 3, "max_working_s": 5.0, "max_tokens": 6, "max_tool_calls": 7,
+        "max_steps": 3,
+        "max_working_s": 5.0,
+        "max_tokens": 6,
+        "max_tool_calls": 7,
         "max_cost": 8.0,
     }
     settings = Settings(job_timeout_s=4.0, **given)

@@ -1,0 +1,260 @@
+"""What the model is told, and the hints, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome
+from worker.feedback import Observation, hint, render
+from worker.hints import said_bytes
+from worker.messages import ResultStatus
+from worker.testing import ok
+
+
+def failed(kind, message="", *, outcome="error", **fields):
+    facts = fields.pop("facts", {})
+    error = ErrorInfo(
+        type=kind,
+        message=message,
+        line=fields.pop("line", None),
+        source=fields.pop("source", None),
+        facts=facts,
+    )
+    return Execution(outcome=outcome, error=error, interpreter="kept", **fields)
+
+
+def command(output="", code=1):
+    return Execution(outcome="error", exit_code=code, output=output, interpreter="kept")
+
+
+def test_an_error_is_told_in_the_shape_of_the_design():
+    execution = failed(
+        "KeyError",
+        "'reviews'",
+        line=3,
+        source='df["reviews"].mean()',
+        duration_s=1.2,
+        facts={"columns": ("review_count", "stars", "city")},
+        output="loaded\n",
+    )
+    text, advice = render(Observation(4, status=ResultStatus.ERROR, execution=execution, code="x"))
+    assert text == (
+        "status: error  (call 4, ran 1.2 s, interpreter kept)\n"
+        "KeyError: 'reviews'\n"
+        '  line 3: df["reviews"].mean()\n'
+        "hint: columns are review_count, stars, city; closest: review_count\n"
+        "output:\n"
+        "loaded"
+    )
+    assert advice == "columns are review_count, stars, city; closest: review_count"
+
+
+def test_out_of_memory_is_told_with_numbers_and_what_was_lost():
+    execution = Execution(
+        outcome=Outcome.OOM,
+        interpreter=Interpreter.RESTARTED,
+        lost_names=("df", "x"),
+        limit="memory limit of 512 MiB",
+        peak_memory_bytes=500 << 20,
+        duration_s=2,
+    )
+    text, _ = render(Observation(1, status=ResultStatus.ERROR, execution=execution))
+    assert "status: out of memory  (call 1, ran 2.0 s, interpreter restarted)" in text
+    assert "memory limit of 512 MiB reached, peak 500 MB" in text
+    assert "variables are gone: df, x" in text
+    assert "chunksize" in text
+    assert "137" not in text
+
+
+def test_a_shell_failure_shows_its_exit_code_and_no_interpreter():
+    text, _ = render(Observation(2, status=ResultStatus.ERROR, execution=command("boom", 42)))
+    assert text == "status: error  (call 2, ran 0.0 s, exit code 42)\noutput:\nboom"
+
+
+def test_cut_output_says_how_much_there_was_and_how_to_see_it():
+    execution = ok("head … tail", output_truncated=True, output_file="output/3.txt")
+    execution = execution.model_copy(update={"output_bytes": 5_000_000})
+    text, _ = render(Observation(3, execution=execution))
+    assert "4.8 MB were written" in text
+    assert "read_output(call=3)" in text
+
+
+def test_files_and_background_processes_are_named():
+    files = tuple(FileInfo(name=f"{i}.png", size=2048, mime="image/png") for i in range(25))
+    execution = ok(background_processes=2)
+    text, _ = render(Observation(1, execution=execution, files=files))
+    assert "new or changed files: 0.png (2.0 kB), " in text
+    assert "and 5 more" in text
+    assert "background processes still running: 2" in text
+
+
+def test_nothing_printed_is_said():
+    assert render(Observation(1, execution=ok()))[0].endswith("output: (nothing)")
+
+
+# ---- hints
+
+COLUMNS = {"columns": ("Fare", "Age ", "Pclass")}
+
+CASES = [
+    (failed("ModuleNotFoundError", "No module named 'seaborn'"), "", "use matplotlib"),
+    (failed("ModuleNotFoundError", "No module named 'foo.bar'"), "", "foo.bar is not installed"),
+    (failed("ModuleNotFoundError", "x", facts={"module": ("xlrd",)}), "", "xlrd is not installed"),
+    (failed("KeyError", "'fare'", facts=COLUMNS), "", "closest: Fare"),
+    (failed("KeyError", "'Age'", facts=COLUMNS), "", "closest: Age "),
+    (failed("KeyError", "'zzz'", facts=COLUMNS), "", "columns are Fare, Age , Pclass"),
+    (
+        failed("KeyError", "\"['fares', 'PClass'] not in index\"", facts=COLUMNS),
+        "",
+        "closest: Fare, Pclass",
+    ),
+    (failed("KeyError", "'k'"), "", "print the keys"),
+    (
+        failed(
+            "FileNotFoundError",
+            "No such file or directory: 'dat.csv'",
+            facts={"files": ("data.csv", "b.txt")},
+        ),
+        "",
+        "files here: data.csv, b.txt; closest: data.csv",
+    ),
+    (
+        failed(
+            "FileNotFoundError",
+            "No such file or directory: '/data/Data.csv'",
+            facts={"files": ("data.csv",)},
+        ),
+        "",
+        "closest: data.csv",
+    ),
+    (failed("FileNotFoundError", "'x'", facts={"files": ()}), "", "has no files"),
+    (failed("NameError", "name 'pd' is not defined"), "", "run import pandas as pd first"),
+    (failed("NameError", "name 'json' is not defined"), "", "run import json first"),
+    (
+        failed("NameError", "name 'dataframe' is not defined", facts={"names": ("data_frame",)}),
+        "",
+        "closest: data_frame",
+    ),
+    (failed("NameError", "name 'q' is not defined"), "", "nothing of that name was assigned"),
+    (
+        failed("NameError", "name 'df' is not defined", lost_names=("df", "m")),
+        "",
+        "df was lost when the interpreter was restarted",
+    ),
+    (
+        failed(
+            "AttributeError",
+            "'DataFrame' object has no attribute 'groupy'",
+            facts={"names": ("groupby", "mean")},
+        ),
+        "",
+        "closest: groupby",
+    ),
+    (failed("AttributeError", "'NoneType' object has no attribute 'x'"), "", "value is None"),
+    (
+        failed("UnicodeDecodeError", "'utf-8' codec can't decode byte 0xe9 in position 3"),
+        "",
+        "not utf-8; try encoding='latin-1'",
+    ),
+    (failed("MemoryError", "", peak_memory_bytes=300 << 20), "", "peak so far 300 MB"),
+    (
+        failed("numpy._core._exceptions._ArrayMemoryError", "Unable to allocate 8.00 GiB"),
+        "",
+        "larger than the memory",
+    ),
+    (failed("EOFError", "EOF when reading a line"), "input()", "nobody can type"),
+    (
+        failed("SyntaxError", "invalid syntax", source="pip install seaborn"),
+        "",
+        "use the shell tool",
+    ),
+    (failed("SyntaxError", "invalid syntax", source="!ls"), "", "use the shell tool"),
+    (failed("urllib.error.URLError", "<urlopen error [Errno -3]>"), "", "no network"),
+    (
+        failed("requests.exceptions.ConnectionError", "Failed to establish a new connection"),
+        "",
+        "no network",
+    ),
+    (command("curl: (6) Could not resolve host: example.org", 6), "curl x", "no network"),
+    (command("bash: line 1: nmap: command not found", 127), "nmap", "nmap is not installed"),
+    (command("bash: line 1: import: command not found", 127), "", "use python_interpreter"),
+    (command("bash: /usr/bin/ls: Argument list too long", 126), "ls *", "xargs"),
+    (command("bash: fork: retry: Resource temporarily unavailable", 254), "", "process limit"),
+    (failed("RuntimeError", "can't start new thread"), "", "process limit"),
+    (failed("OSError", "[Errno 28] No space left on device"), "", "workspace is full"),
+    (failed("OSError", "[Errno 30] Read-only file system: '/etc/x'"), "", "only the workspace"),
+    (failed("PermissionError", "[Errno 13] Permission denied: '/root'"), "", "ordinary user"),
+    (command("rm: cannot remove '/etc/passwd': Permission denied"), "", "ordinary user"),
+    (
+        failed("ValueError", "could not convert string to float: 'N/A'"),
+        "",
+        "errors='coerce'",
+    ),
+    (failed("TypeError", "agg function failed [how->mean,dtype->object]"), "", "numeric_only"),
+    (
+        failed("pandas.errors.ParserError", "Error tokenizing data. C error: Expected 1"),
+        "",
+        "set sep=",
+    ),
+    (command("", 1), "grep foo log.txt", "nothing was found"),
+    (
+        Execution(outcome="timeout", limit="time limit of 5 s", duration_s=5.1),
+        "while True: pass",
+        "the time limit of 5 s was reached after 5.1 s; look for a loop",
+    ),
+    (Execution(outcome="timeout", limit="time limit of 5 s"), "f()", "pass a larger timeout_s"),
+    (
+        Execution(outcome="output_limit", limit="output limit of 256 MiB"),
+        "",
+        "output limit of 256 MiB was reached",
+    ),
+    (Execution(outcome="exited", exit_code=3), "", "exit code 3"),
+    (Execution(outcome="killed"), "", "killed or crashed"),
+    (ok(), "x = 1", "nothing was printed"),
+    (ok(), "import matplotlib\nplt.show()", "saved as a PNG"),
+]
+
+
+@pytest.mark.parametrize(("execution", "code", "expected"), CASES)
+def test_each_failure_has_its_hint(execution, code, expected):
+    assert expected in (hint(execution, code) or "")
+
+
+@pytest.mark.parametrize(
+    ("execution", "code"),
+    [
+        (ok("text"), "print(1)"),
+        (ok(value="3"), "x"),
+        (ok(), "import pandas as pd"),
+        (ok(), "def f():\n    return 1"),
+        (ok(exit_code=0), "mkdir x"),
+        (ok(files=(FileInfo(name="p.png", size=1, mime="image/png"),)), "plt.show()"),
+        (command("line of text", 1), "grep -c x"),
+        (failed("ValueError", "something else"), ""),
+        (failed("AttributeError", "'A' object has no attribute 'zzz'"), ""),
+    ],
+)
+def test_where_nothing_can_be_said_nothing_is_said(execution, code):
+    assert hint(execution, code) is None
+
+
+def test_names_lost_in_an_earlier_call_are_remembered():
+    error = failed("NameError", "name 'df' is not defined")
+    assert "was lost" in hint(error, "", lost_names=("df",))
+
+
+def test_with_a_network_a_failed_connection_is_no_limit_of_ours():
+    assert hint(failed("gaierror", "Name or service not known"), network="lab") is None
+
+
+def test_a_long_list_of_columns_is_cut():
+    columns = tuple(f"column_{i}" for i in range(500))
+    assert len(hint(failed("KeyError", "'zzz'", facts={"columns": columns}))) < 800
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (2048, "2.0 kB"), (500 << 20, "500 MB"), (3 << 30, "3.0 GB")],
+)
+def test_sizes_are_told_as_people_write_them(size, text):
+    assert said_bytes(size) == text
