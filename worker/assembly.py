@@ -118,9 +118,9 @@ def start_sandbox(settings: Settings, spec: SandboxSpec) -> Sandbox:
         from sandbox.process import ProcessSandbox  # noqa: PLC0415 - one driver, not both
 
         return ProcessSandbox.start(spec, allow_unisolated=settings.allow_unisolated)
-    from sandbox.docker import DockerSandbox  # noqa: PLC0415
+    from sandbox.docker import DockerSandbox, owner  # noqa: PLC0415
 
-    return DockerSandbox.start(spec)
+    return DockerSandbox.start(spec.model_copy(update={"owner": owner()}))
 
 
 def make_model(
