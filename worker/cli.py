@@ -6,6 +6,7 @@ What is heavy is imported by the command that needs it, so that `--help` answers
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -73,6 +74,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout,
 def main() -> None:
     """Run the command line and exit with its code."""
     interrupt_on_signals()
+    # What a log would say is on the screen already, in better words.
+    logging.getLogger().addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(_guarded(sys.argv[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,10 +19,11 @@ from sandbox.base import Sandbox
 from sandbox.types import Execution, Outcome, SandboxSpec
 from worker import assembly, feedback
 from worker.errors import Cancelled, InputInvalid
+from worker.hints import said_bytes
 from worker.messages import Record, Wire
 from worker.settings import Settings, load_settings
 from worker.stopping import stoppable
-from worker.terminal import Activity, figures, make_console, safe, size_text, write_block
+from worker.terminal import Activity, figures, make_console, safe, write_block
 
 T = TypeVar("T")
 
@@ -209,7 +211,7 @@ def _account(execution: Execution, hint: str | None) -> Iterator[Text]:
     if execution.lost_names:
         yield Text(f"  lost: {safe(', '.join(execution.lost_names))}", style="dim")
     for file in execution.files:
-        size = f"  {size_text(file.size)}"
+        size = f"  {said_bytes(file.size)}"
         yield Text.assemble(("  + ", "green"), safe(file.name), (size, "dim"))
     if execution.output_file:
         yield Text(f"  full output: {safe(execution.output_file)}", style="dim")
@@ -237,7 +239,7 @@ def execute_all(
     Raises `UsageError` or `SpecInvalid` for what was asked, `SandboxUnavailable` for our failures.
     """
     settings = load_settings(options).settings
-    spec = settings.spec("exec", assembly.read_mounts(mounts))
+    spec = settings.spec(f"exec-{os.getpid()}", assembly.read_mounts(mounts))
     inputs = assembly.check_files(files)
     is_given = options.get("call_timeout_s") is not None
     expression_s = settings.call_timeout_s if is_given else EXPRESSION_TIMEOUT_S

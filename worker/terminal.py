@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sandbox.transcript import clean
-from sandbox.types import MIB, Execution, Interpreter
+from sandbox.types import Execution, Interpreter
+from worker.hints import said_bytes
 
 MAX_CHARS = 1_000_000
 MAX_WIDTH = 110
@@ -30,17 +31,10 @@ def safe(text: str) -> str:
     return clean(text, MAX_CHARS)
 
 
-def size_text(size: float) -> str:
-    """A number of bytes for people: 512 B, 3.1 kB, 84 MB."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:  # noqa: PLR2004 - as file managers count
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"  # noqa: PLR2004
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
 def time_text(seconds: float) -> str:
-    """A span for people: 0.8 s, 42 s, 3 min 05 s, 2 h 10 min."""
+    """A span for people: 7 ms, 0.8 s, 42 s, 3 min 05 s, 2 h 10 min."""
+    if seconds < 0.1:  # noqa: PLR2004 - below, a decimal of seconds says nothing
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 10:  # noqa: PLR2004 - one decimal is what can be felt
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -86,6 +80,8 @@ class Activity:
             self.hide()
 
     def hide(self) -> None:
+        if not self._is_shown:
+            return  # stopping prints an empty line where there is no terminal
         self._progress.stop()
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
@@ -100,7 +96,8 @@ def write_block(console: Console, text: Text, gutter: str = "", gutter_style: st
         lines = (part for line in lines for part in _folded(console, line, room))
     for line in lines:
         line.rstrip()
-        console.print(Text.assemble((gutter, gutter_style), line), soft_wrap=True)
+        edge = gutter if line else gutter.rstrip()
+        console.print(Text.assemble((edge, gutter_style), line), soft_wrap=True)
 
 
 def _folded(console: Console, line: Text, width: int) -> Iterable[Text]:
@@ -121,7 +118,7 @@ def figures(execution: Execution) -> str:
     """Time and memory of an execution, and what became of the interpreter if that matters."""
     parts = [time_text(execution.duration_s)]
     if execution.peak_memory_bytes:
-        parts.append(f"peak {execution.peak_memory_bytes / MIB:.0f} MiB")
+        parts.append(f"peak {said_bytes(execution.peak_memory_bytes)}")
     if execution.interpreter is Interpreter.RESTARTED:
         parts.append("interpreter restarted, its variables are gone")
     if execution.background_processes:

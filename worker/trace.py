@@ -13,12 +13,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.padding import Padding
-from rich.syntax import Syntax
+from rich.style import Style
+from rich.syntax import ANSI_DARK, ANSISyntaxTheme, Syntax
 from rich.text import Text
 
 from sandbox.transcript import clean
 from sandbox.types import Outcome
 from worker.budget import Spent, spent
+from worker.hints import said_bytes
 from worker.history import History
 from worker.hooks import Observer
 from worker.messages import (
@@ -39,12 +41,14 @@ from worker.messages import (
     ToolCall,
     ToolResult,
 )
-from worker.terminal import Activity, figures, safe, shortened, size_text, time_text, write_block
+from worker.terminal import Activity, figures, safe, shortened, time_text, write_block
 from worker.tools import shown_arguments
 
 _INDENT = "  "
 _LANGUAGES = {"code": "python", "command": "bash", "expression": "python"}
 _SHORT_CHARS = 200
+# The terminal's own colours, and no underlined modules.
+_THEME = ANSISyntaxTheme({k: v + Style(underline=False) for k, v in ANSI_DARK.items()})
 
 _MARKS = {
     ResultStatus.OK: ("✓", "green"),
@@ -82,6 +86,8 @@ class Trace(Observer):
         self._console = console
         self._activity = Activity(console)
         self._held: Reply | None = None
+        self._step = 0
+        self._left = ""
         self._shown: set[str] = set()
         self._is_broken = False
 
@@ -132,18 +138,22 @@ class Trace(Observer):
 
     def _reply(self, reply: Reply, history: History) -> None:
         self._release()
-        self._rule(str(history.job.steps), left_text(spent(history, time.time())))
-        if reply.reasoning:
-            self._block(shortened(Text(safe(reply.reasoning).strip(), style="dim italic")))
-        if not reply.calls:
-            self._held = reply  # most likely the answer, which is shown at the end
-        elif reply.text:
-            self._block(Text(safe(reply.text)))
+        self._left = left_text(spent(history, time.time()))
+        self._held = reply
+        self._step = history.job.steps
+        if reply.calls:
+            self._release()  # without calls it is most likely the answer, which is shown at the end
 
-    def _release(self) -> None:
-        """Print a text that was not the answer after all."""
+    def _release(self, *, is_answer: bool = False) -> None:
+        """Print the reply that is held back; of an answer only how it was found."""
         held, self._held = self._held, None
-        if held is not None and held.text:
+        if held is None:
+            return
+        title, style = ("answer", "bold green") if is_answer else (str(self._step), "bold")
+        self._rule(title, self._left, style)
+        if held.reasoning:
+            self._block(shortened(Text(safe(held.reasoning).strip(), style="dim italic")))
+        if held.text and not is_answer:
             self._block(Text(safe(held.text)))
 
     def _call(self, call: ToolCall, history: History) -> None:
@@ -174,7 +184,9 @@ class Trace(Observer):
             self._block(shortened(_observation(body)), f"{_INDENT}│ ", "dim")
 
     def _file(self, file: Artifact) -> None:
-        line = Text.assemble(("+ ", "green"), safe(file.name), (f"  {size_text(file.size)}", "dim"))
+        line = Text.assemble(
+            ("+ ", "green"), safe(file.name), (f"  {said_bytes(file.size)}", "dim")
+        )
         self._block(line, _INDENT)
 
     def _note(self, mark: str, text: str, style: str) -> None:
@@ -187,9 +199,10 @@ class Trace(Observer):
         self._activity.hide()
         if self._is_broken:
             return
+        is_answer = self._held is not None and self._held.text == (job.answer or "").strip()
+        self._release(is_answer=is_answer)
         if job.answer:
-            self._answer(job.answer)
-        self._release_unless(job.answer)
+            self._answer(job.answer, is_titled=is_answer)
         self._line()
         self._block(_ending(job), "")
         for artifact in job.artifacts:
@@ -198,13 +211,9 @@ class Trace(Observer):
             folder = folder_of(job.artifacts)
             self._line(Text.assemble(("files in ", "dim"), safe(str(folder))))
 
-    def _release_unless(self, answer: str | None) -> None:
-        if self._held is not None and self._held.text == (answer or "").strip():
-            self._held = None
-        self._release()
-
-    def _answer(self, answer: str) -> None:
-        self._rule("answer", "", "bold green")
+    def _answer(self, answer: str, *, is_titled: bool) -> None:
+        if not is_titled:
+            self._rule("answer", "", "bold green")
         if self._console.is_terminal:
             text = Markdown(safe(answer), code_theme="ansi_dark", hyperlinks=False)
             self._console.print(Padding(text, (0, 0, 0, len(_INDENT))))
@@ -235,7 +244,8 @@ def left_text(limits: Iterable[Spent]) -> str:
 
 def _left(limit: Spent) -> str:
     if limit.unit == "s":
-        return time_text(limit.left)
+        is_long = limit.left > 10 * 60  # then the seconds are noise
+        return f"{limit.left // 60:.0f} min" if is_long else time_text(limit.left)
     if not limit.unit:
         return f"cost {limit.left:.2f}"
     return f"{limit.left:,.0f} {limit.unit}"
@@ -244,7 +254,7 @@ def _left(limit: Spent) -> str:
 def _code(arguments: dict[str, str]) -> Text | None:
     for name, language in _LANGUAGES.items():
         if name in arguments:
-            syntax = Syntax("", language, theme="ansi_dark", background_color="default")
+            syntax = Syntax("", language, theme=_THEME, background_color="default")
             text = syntax.highlight(safe(arguments[name]).strip("\n"))
             text.rstrip()
             return text

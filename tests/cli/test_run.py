@@ -1,0 +1,159 @@
+"""`caisson run`: a job from its goal to its answer, for programs and for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND, containers_of, wait_for
+
+KEYS = ["id", "status", "finish_reason", "answer", "steps", "usage", "artifacts", "error"]
+WORK = {"say": "I count.", "python_interpreter": {"code": "total = sum(range(5))\nprint(total)"}}
+ESCAPES = re.compile(r"\x1b[^m]*m")
+
+
+@pytest.mark.engine
+def test_a_job_is_one_object_with_the_promised_keys(caisson, recording, tmp_path):
+    save = {"python_interpreter": {"code": "open('out.txt', 'w').write(str(total))"}}
+    turns = recording(WORK, save, "The sum is 10.")
+    ended = caisson("run", "add up", "--replay", turns, "--json")
+    found = ended.object
+    assert ended.code == 0
+    assert list(found) == KEYS
+    assert (found["status"], found["finish_reason"]) == ("succeeded", "answered")
+    assert (found["answer"], found["steps"], found["error"]) == ("The sum is 10.", 3, None)
+    assert set(found["usage"]) == {"input_tokens", "output_tokens", "cost"}
+    (artifact,) = found["artifacts"]
+    assert {k: artifact[k] for k in ("name", "size", "mime")} == {
+        "name": "out.txt",
+        "size": 2,
+        "mime": "text/plain",
+    }
+    assert Path(artifact["path"]).read_text() == "10"
+
+
+@pytest.mark.engine
+def test_a_person_sees_thought_code_output_budget_answer_and_files(caisson, recording):
+    save = {"python_interpreter": {"code": "open('out.txt', 'w').write(str(total))"}}
+    ended = caisson("run", "add up", "--replay", recording(WORK, save, "The **sum** is 10."))
+    lines = [line.strip() for line in ended.out.splitlines()]
+    wanted = ["add up", "I count.", "total = sum(range(5))", "│ 10", "The **sum** is 10."]
+    places = [lines.index(line) for line in wanted]
+    assert places == sorted(places)
+    assert any("29 steps" in line and "left" in line for line in lines)
+    assert any(line.startswith("+ out.txt") for line in lines)
+    assert lines[-1].startswith("files in /")
+    assert "\x1b" not in ended.out
+    assert not ended.err
+
+
+@pytest.mark.engine
+def test_what_was_recorded_can_be_replayed(caisson, recording, tmp_path):
+    turns = recording(WORK, "10")
+    first = caisson("run", "add", "--replay", turns, "--record", "again.jsonl", "--json")
+    again = caisson("run", "add", "--replay", "again.jsonl", "--json")
+    assert first.object["answer"] == again.object["answer"] == "10"
+    lines = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    assert [line["role"] for line in lines] == ["assistant", "assistant"]
+
+
+@pytest.mark.engine
+def test_a_spent_budget_is_exit_code_3_and_named(caisson, recording):
+    turns = recording(*({"shell": {"command": f"echo {n}"}} for n in range(5)), "late")
+    ended = caisson("run", "x", "--replay", turns, "--max-steps", "2", "--json")
+    assert ended.code == 3
+    assert ended.object["finish_reason"] == "budget"
+    assert "max_steps" in ended.object["error"]["message"]
+
+
+@pytest.mark.engine
+def test_going_in_circles_is_exit_code_3(caisson, recording):
+    turns = recording(*[{"shell": {"command": "echo same"}}] * 10)
+    ended = caisson("run", "x", "--replay", turns, "--json")
+    assert ended.code == 3
+    assert ended.object["finish_reason"] == "loop"
+
+
+def test_without_an_engine_the_job_is_dead_and_the_exit_code_5(caisson, recording):
+    where = {"DOCKER_HOST": "unix:///nowhere.sock"}
+    ended = caisson("run", "x", "--replay", recording(WORK, "10"), "--json", **where)
+    assert ended.code == 5
+    assert ended.object["status"] == "dead"
+    assert ended.err.count("\n") == 1
+    assert "nowhere.sock" in ended.err
+
+
+@pytest.mark.engine
+def test_what_a_model_says_is_neither_markup_nor_terminal_escapes(caisson, recording):
+    nasty = "[red]r[/red] [/] \x1b[31mE\x1b]8;;http://x\x07L \x9b2J :smile: [link=http://y]z[/link]"
+    work = {"say": nasty, "shell": {"command": "printf '[bold]%s[/]\\033[2J' out"}}
+    turns = recording(work, nasty)
+    seen = caisson("run", nasty, "--replay", turns)
+    assert seen.code == 0
+    assert "\x1b" not in seen.out
+    assert "\x9b" not in seen.out
+    assert seen.out.count("[red]r[/red] [/] E") >= 3
+    assert "[bold]out[/]" in seen.out
+    coloured = caisson("run", nasty, "--replay", turns, FORCE_COLOR="1", TERM="xterm-256color")
+    assert "\x1b]8" not in coloured.out
+    assert "\x1b[2J" not in coloured.out
+    assert "[red]r[/red]" in ESCAPES.sub("", coloured.out)
+
+
+@pytest.mark.engine
+def test_a_terminal_gets_colours_unless_it_says_no(environment, recording, tmp_path):
+    def on_terminal(**env):
+        main, other = pty.openpty()
+        process = subprocess.Popen(
+            [COMMAND, "run", "add up", "--replay", recording(WORK, "**10**")],
+            cwd=tmp_path,
+            env={**environment, "TERM": "xterm-256color", **env},
+            stdout=other,
+            stderr=other,
+        )
+        os.close(other)
+        out = b""
+        try:
+            while data := os.read(main, 4096):
+                out += data
+        except OSError:
+            pass  # how Linux says that the other end of a terminal is closed
+        os.close(main)
+        assert process.wait(30) == 0
+        return out.decode()
+
+    coloured = on_terminal()
+    assert "\x1b[32m✓" in coloured
+    assert "**10**" not in coloured
+    plain = on_terminal(NO_COLOR="1")
+    assert not re.search(r"\x1b\[[\d;]*3\dm", plain)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_shows_what_was_done_and_leaves_no_container(begin, recording, as_json):
+    wait = {
+        "python_interpreter": {"code": "print('halfway', flush=True)\nimport time\ntime.sleep(60)"}
+    }
+    process = begin("run", "x", "--replay", recording(WORK, wait, "no"), *["--json"] * as_json)
+    wait_for(lambda: containers_of(process))
+    time.sleep(2.5)  # until the second call is running
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert not containers_of(process)
+    if as_json:
+        assert json.loads(out)["status"] == "cancelled"
+        assert json.loads(out)["steps"] == 2
+    else:
+        assert "│ 10" in out
+        assert "halfway" in out
+        assert "cancelled" in out
