@@ -28,17 +28,19 @@ class Spent(Record):
         return max(0.0, self.of - self.used)
 
     def __str__(self) -> str:
-        return f"{self.limit}: {self.used:g} of {self.of:g} {self.unit} used"
+        used = round(self.used, 2 if self.limit == "max_cost" else 1)
+        amount = f"{used:g} of {self.of:g} {self.unit}".rstrip()
+        return f"{self.limit}: {amount} used"
 
 
 def spent(history: History, now: float) -> Iterator[Spent]:
     """Yield every limit that the job has, in the order in which they are reported."""
     budget, job = history.job.budget, history.job
-    elapsed = round(history.elapsed_s(now), 1)
+    elapsed = history.elapsed_s(now)
     rows = (
         ("max_steps", job.steps, budget.max_steps, "steps"),
         ("timeout_s", elapsed, budget.timeout_s, "s"),
-        ("max_working_s", round(elapsed - history.waited_s, 1), budget.max_working_s, "s"),
+        ("max_working_s", elapsed - history.waited_s, budget.max_working_s, "s"),
         ("max_tokens", job.usage.tokens, budget.max_tokens, "tokens"),
         ("max_tool_calls", history.tool_calls, budget.max_tool_calls, "calls"),
         ("max_cost", job.usage.cost or 0.0, budget.max_cost, ""),

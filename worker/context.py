@@ -22,8 +22,10 @@ from worker.prompts import notice
 
 _log = logging.getLogger(__name__)
 _TOKENS_PER_CHAR = 0.3  # English and code are nearer 0.25; a guess must be too high
-_OVERHEAD_CHARS = 16  # of a message: its role and separators
+_AROUND_MESSAGE = 48  # its role, ids and separators
+_AROUND_CALL = 64
 _KEPT_CHARS = 400  # of a message that is cut
+_KEPT_GROUPS = 2  # the latest, whose results are not cleared
 _TRIES = 4
 
 
@@ -61,10 +63,14 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 
 def chars_of(messages: Iterable[Message], tools: Sequence[Wire] = ()) -> int:
-    """The size of a request, in characters."""
-    texts = [json.dumps(m.to_wire(), ensure_ascii=False) for m in messages]
-    texts += [json.dumps(t, ensure_ascii=False) for t in tools]
-    return sum(len(text) + _OVERHEAD_CHARS for text in texts)
+    """The size of a request, in characters: texts, and a guess for what is around them."""
+    schemas = sum(len(json.dumps(tool, ensure_ascii=False)) for tool in tools)
+    return schemas + sum(map(_chars, messages))
+
+
+def _chars(message: Message) -> int:
+    calls = sum(len(c.name) + len(c.arguments) + _AROUND_CALL for c in message.tool_calls)
+    return len(message.text) + calls + _AROUND_MESSAGE
 
 
 def tokens_per_char(history: History) -> float:
@@ -152,21 +158,31 @@ def _is_cut(reply: Reply) -> bool:
 def fit(head: list[Message], groups: list[list[Message]], budget: int) -> tuple[Message, ...]:
     """Make the messages fit into `budget` characters, as far as that is possible."""
     groups = [list(group) for group in groups]
-    for group in groups[:-2]:
-        if _size(head, groups) <= budget:
+    sizes = [chars_of(group) for group in groups]
+    total = chars_of(head) + sum(sizes)
+    for i, group in enumerate(groups[:-_KEPT_GROUPS]):
+        if total <= budget:
             break
-        group[:] = [_cleared(message) for message in group]
+        groups[i] = [_cleared(message) for message in group]
+        total -= sizes[i] - (size := chars_of(groups[i]))
+        sizes[i] = size
     dropped = 0
-    while len(groups) > 1 and _size(head, groups) > budget:
-        groups.pop(0)
+    while dropped < len(groups) - 1 and total > budget:
+        total -= sizes[dropped]
         dropped += 1
     if dropped:
+        groups = groups[dropped:]
         head = _noted(head, notice("left_out", count=dropped))
-    room = _size(head, groups) - budget
-    if room > 0:
-        groups = _cut_largest(groups, room)
+    return _squeezed(head, groups, budget)
+
+
+def _squeezed(head: list[Message], groups: list[list[Message]], budget: int) -> tuple[Message, ...]:
+    """Cut the middle out of what is still too large: results first, the goal last."""
+    excess = _size(head, groups) - budget
+    if excess > 0:
+        groups = _cut_largest(groups, excess)
         head = _cut_goal(head, _size(head, groups) - budget)
-    return tuple(m for m in (*head, *(m for group in groups for m in group)))
+    return (*head, *(message for group in groups for message in group))
 
 
 def _size(head: list[Message], groups: list[list[Message]]) -> int:

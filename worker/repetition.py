@@ -12,7 +12,8 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from sandbox.types import Outcome
 from worker.arguments import read_arguments
@@ -38,15 +39,20 @@ Step = tuple[tuple[str, str], ...]  # the (call, outcome) pairs of one step
 
 def same_call(call: ToolCall) -> str:
     """Return a text that is equal for calls that do the same."""
+    return _canonical(call.name, call.arguments)
+
+
+@lru_cache(maxsize=256)  # each step compares the same few calls again
+def _canonical(name: str, text: str) -> str:
     try:
-        arguments, _ = read_arguments(call.arguments)
+        arguments, _ = read_arguments(text)
     except ArgumentsInvalid:
-        return f"{call.name} {call.arguments}"
+        return f"{name} {text}"
     if isinstance(code := arguments.get("code"), str):
         arguments["code"] = _bare_python(code)
     if isinstance(command := arguments.get("command"), str):
         arguments["command"] = _bare_shell(command)
-    return f"{call.name} {json.dumps(arguments, sort_keys=True)}"
+    return f"{name} {json.dumps(arguments, sort_keys=True)}"
 
 
 def _bare_python(code: str) -> str:
@@ -100,10 +106,10 @@ def _step_of(turn: Turn, blocked: dict[str, str]) -> Step:
     return tuple(dict.fromkeys(pairs))
 
 
-def steps_of(history: History) -> list[Step]:
-    """The steps of the job as they are compared."""
+def steps_of(turns: Iterable[Turn]) -> list[Step]:
+    """The turns as they are compared."""
     outcomes: dict[str, str] = {}
-    return [_step_of(turn, outcomes) for turn in history.steps if turn.calls]
+    return [_step_of(turn, outcomes) for turn in turns]
 
 
 # ---- how often
@@ -164,11 +170,18 @@ class LoopHook(Hook):
 
     def __init__(self, limits: LoopLimits) -> None:
         self._limits = limits
+        cycle = limits.cycle_length * (limits.cycle_repeats + 1)
+        self._reach = 2 + max(limits.stop * limits.poll_factor, limits.error_stop, cycle)
+
+    def _turns(self, history: History) -> list[Turn]:
+        """The last turns with calls; no rung of the ladder looks further back."""
+        return [turn for turn in history.steps[-2 * self._reach :] if turn.calls][-self._reach :]
 
     def before_model(self, run: Run) -> None:
-        steps = steps_of(run.history)
-        self._judge_repeats(run, steps)
-        self._judge_errors(run)
+        turns = self._turns(run.history)
+        steps = steps_of(turns)
+        self._judge_repeats(run, steps, turns)
+        self._judge_errors(run, turns)
         self._judge_cycles(run, steps)
 
     def before_tool(self, run: Run, call: ToolCall) -> None:
@@ -178,9 +191,8 @@ class LoopHook(Hook):
         twins = [c for c in turn.calls if same_call(c) == key]
         if len(twins) > 2 and call.id != twins[0].id and not self._limits.observe:  # noqa: PLR2004
             raise SkipCall(notice("twice", number=run.history.number(twins[0].id)))
-        earlier = [t for t in run.history.steps if t.calls and t is not turn]
-        steps = steps_of(run.history)[: len(earlier)]
-        count = trailing_repeats(steps, key)
+        earlier = [t for t in self._turns(run.history) if t is not turn]
+        count = trailing_repeats(steps_of(earlier), key)
         if count + 1 >= self._limits.block * self._factor(earlier) and not self._limits.observe:
             result = self._last_result(earlier, key)
             raise SkipCall(notice("blocked", count=count, earlier=result))
@@ -201,17 +213,17 @@ class LoopHook(Hook):
         last = next(ran, None)
         return self._limits.poll_factor if last and _is_poll(last) else 1
 
-    def _judge_repeats(self, run: Run, steps: Sequence[Step]) -> None:
+    def _judge_repeats(self, run: Run, steps: Sequence[Step], turns: Sequence[Turn]) -> None:
         count = trailing_repeats(steps)
-        factor = self._factor(run.history.steps)
+        factor = self._factor(turns)
         if count >= self._limits.stop * factor:
             self._stop(run, f"the same call gave the same result {count} times")
         elif count == self._limits.nudge * factor:
             key = "repeat_poll" if factor > 1 else "repeat"
             self._nudge(run, notice(key, count=count), f"repeat:{count}")
 
-    def _judge_errors(self, run: Run) -> None:
-        errors = [_error_of(turn) for turn in run.history.steps if turn.calls]
+    def _judge_errors(self, run: Run, turns: Sequence[Turn]) -> None:
+        errors = [_error_of(turn) for turn in turns]
         if not errors or (last := errors[-1]) is None:
             return
         count = next((i for i, e in enumerate(reversed(errors)) if e != last), len(errors))
@@ -226,7 +238,7 @@ class LoopHook(Hook):
         if count >= self._limits.cycle_repeats:
             self._stop(run, f"{length} steps repeated {count} times in the same order")
         elif count and count == self._limits.cycle_repeats - 1:
-            self._nudge(run, notice("cycle", length=length), f"cycle:{length}:{len(steps)}")
+            self._nudge(run, notice("cycle", length=length), f"cycle:{length}")
 
     def _nudge(self, run: Run, text: str, reason: str) -> None:
         if self._limits.observe:

@@ -16,7 +16,7 @@ from typing import Any
 import openai
 
 from worker.errors import Cancelled, ModelRefused, ModelTimeout, ModelUnavailable
-from worker.messages import Message, Reply, Role, Usage, Wire
+from worker.messages import Message, Record, Reply, Role, Usage, Wire
 from worker.models.base import Request
 from worker.models.exchange import Line
 from worker.models.failures import Again, Endpoint, from_status, from_text
@@ -24,11 +24,20 @@ from worker.models.normal import normal_finish, normal_message
 from worker.settings import Price
 
 _log = logging.getLogger(__name__)
-_TRIES = 5
-_FIRST_WAIT_S = 0.5
-_LONGEST_WAIT_S = 20.0
 _POLL_S = 0.1
 _GUESSED_TOKENS_PER_CHAR = 0.3
+
+
+class Retries(Record):
+    """How often a request is tried, and how long to wait between tries when nobody says."""
+
+    tries: int = 5
+    first_wait_s: float = 0.5
+    longest_wait_s: float = 20.0
+
+    def wait_s(self, tries: int) -> float:
+        backoff = min(self.longest_wait_s, self.first_wait_s * 2.0 ** (tries - 1))
+        return backoff * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries, hides nothing
 
 
 class OpenAIChat:
@@ -43,6 +52,7 @@ class OpenAIChat:
         price: Price | None = None,
         temperature: float | None = None,
         send_reasoning: bool = False,
+        retries: Retries | None = None,
     ) -> None:
         self.name = name
         self._line = Line()
@@ -57,6 +67,7 @@ class OpenAIChat:
         self._price = price
         self._temperature = temperature
         self._send_reasoning = send_reasoning
+        self._retries = retries or Retries()
         self._limit = "max_tokens"  # newer models of OpenAI want max_completion_tokens
 
     def reply(
@@ -64,13 +75,13 @@ class OpenAIChat:
     ) -> Reply:
         started = time.monotonic()
         deadline, waited = started + timeout_s, 0.0
-        for tries in range(1, _TRIES + 1):
+        for tries in range(1, self._retries.tries + 1):
             try:
                 reply = self._try(request, deadline - time.monotonic(), is_cancelled)
             except Again as error:
-                _log.warning("try %d of %d: %s", tries, _TRIES, error)
-                wait_s = _wait_s(error, tries)
-                if tries == _TRIES or time.monotonic() + wait_s >= deadline:
+                _log.warning("try %d of %d: %s", tries, self._retries.tries, error)
+                wait_s = self._retries.wait_s(tries) if error.wait_s is None else error.wait_s
+                if tries == self._retries.tries or time.monotonic() + wait_s >= deadline:
                     raise ModelUnavailable(f"{error} (tried {tries} times)") from error
                 _sleep(wait_s, is_cancelled)
                 waited += wait_s
@@ -182,13 +193,6 @@ class OpenAIChat:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0
-
-
-def _wait_s(error: Again, tries: int) -> float:
-    if error.wait_s is not None:
-        return error.wait_s
-    backoff = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (tries - 1))
-    return backoff * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries, hides nothing
 
 
 def _sleep(seconds: float, is_cancelled: Callable[[], bool]) -> None:

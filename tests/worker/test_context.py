@@ -1,0 +1,225 @@
+"""What is sent: within the window, valid at every cut, goal and system prompt always there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.context import Window, chars_of, check_request, fit, groups_of, tokens_per_char
+from worker.errors import ContextTooLong, RequestInvalid, Stop
+from worker.history import History
+from worker.messages import (
+    FinishReason,
+    Job,
+    Message,
+    MessageAdded,
+    NoticeAdded,
+    Reply,
+    ReplyAdded,
+    ResultAdded,
+    Role,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
+from worker.testing import ok, say
+
+SYSTEM = Message(role=Role.SYSTEM, content="You are the system prompt.")
+GOAL = Message(role=Role.USER, content="This is the goal.")
+
+
+def history_of(turns, *, usage=None):
+    """A history of steps; each is the sizes of its results, and whether a notice follows."""
+    history = History(Job(id="j", goal="g"))
+    for message in (SYSTEM, GOAL):
+        history.add(MessageAdded(message=message))
+    for sizes, noticed in turns:
+        calls = tuple(ToolCall(id=f"x{i}", name="shell") for i in range(len(sizes)))
+        message = Message(role=Role.ASSISTANT, content="hm", tool_calls=calls)
+        reply = Reply(message=message, usage=usage or Usage(), request_chars=1000 if usage else 0)
+        history.add(ReplyAdded(reply=history.renamed(reply)))
+        for call, size in zip(history.last.calls, sizes, strict=True):
+            text = f"status: ok\n{'y' * size}"
+            result = ToolResult(call_id=call.id, name="shell", status="ok", text=text)
+            history.add(ResultAdded(result=result))
+        if noticed or not sizes:
+            history.add(NoticeAdded(text="notice!", reason="n"))
+    return history
+
+
+TURNS = st.lists(st.tuples(st.lists(st.integers(0, 3000), max_size=3), st.booleans()), max_size=12)
+
+
+@given(TURNS, st.integers(1024, 20_000))
+def test_every_request_is_valid_whatever_is_cut(turns, tokens):
+    request = Window(tokens, 1000).request(history_of(turns), ())
+    check_request(request.messages)
+    assert request.messages[0] == SYSTEM
+    assert request.messages[1].text.startswith(GOAL.text)
+
+
+@given(TURNS, st.integers(2048, 20_000))
+def test_the_estimate_never_exceeds_the_window(turns, tokens):
+    request = Window(tokens, 1000).request(history_of(turns), ())
+    reserved = min(1000, tokens // 3)
+    assert chars_of(request.messages) * 0.3 + reserved <= tokens * 1.02
+
+
+def test_what_fits_is_sent_whole():
+    history = history_of([([100, 100], False), ([50], True), ([], False)])
+    messages = Window().request(history, ()).messages
+    roles = [m.role.value for m in messages]
+    assert roles == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert messages[6].text.endswith("\n\nnotice!")
+
+
+def test_old_results_are_cleared_before_steps_are_left_out():
+    head, groups = groups_of(history_of([([2000], False)] * 6))
+    room = chars_of(head) + sum(chars_of(g) for g in groups) - 1500
+    messages = fit(head, groups, room)
+    assert len(messages) == 14
+    assert "cleared" in messages[3].text
+    assert "yyy" in messages[5].text
+
+
+def test_steps_that_are_left_out_are_said_to_be():
+    messages = Window(2048, 500).request(history_of([([600], False)] * 30), ()).messages
+    assert "oldest steps after this are left out" in messages[1].text
+    assert "yyy" in messages[-1].text
+
+
+def test_one_result_larger_than_the_window_is_cut_not_the_history():
+    history = history_of([([100_000], False)])
+    messages = Window(4096, 500).request(history, ()).messages
+    assert [m.role.value for m in messages] == ["system", "user", "assistant", "tool"]
+    assert messages[-1].text.startswith("status: ok")
+    assert "characters cut" in messages[-1].text
+    assert chars_of(messages) < 4096 / 0.3
+
+
+def test_a_goal_larger_than_the_window_keeps_its_ends():
+    history = History(Job(id="j", goal="g"))
+    for message in (SYSTEM, Message(role=Role.USER, content="BEGIN" + "x" * 90_000 + "END")):
+        history.add(MessageAdded(message=message))
+    messages = Window(2048, 500).request(history, ()).messages
+    assert messages[0] == SYSTEM
+    assert messages[1].text.startswith("BEGIN")
+    assert messages[1].text.endswith("END")
+    assert chars_of(messages) < 2048 / 0.3
+
+
+def test_estimates_follow_what_the_endpoint_counts():
+    assert tokens_per_char(history_of([])) == 0.3
+    measured = history_of([([1], False)], usage=Usage(input_tokens=500))
+    assert tokens_per_char(measured) == pytest.approx(0.525)
+    silly = history_of([([1], False)], usage=Usage(input_tokens=1))
+    assert tokens_per_char(silly) == 0.15
+
+
+# ---- the validator
+
+CALL = Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="a", name="x"),))
+RESULT = Message(role=Role.TOOL, content="r", tool_call_id="a")
+SAID = Message(role=Role.ASSISTANT, content="s")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (GOAL,),
+        (SYSTEM,),
+        (SYSTEM, SYSTEM, GOAL),
+        (SYSTEM, GOAL, GOAL),
+        (SYSTEM, GOAL, SYSTEM),
+        (SYSTEM, GOAL, CALL),
+        (SYSTEM, GOAL, CALL, SAID, RESULT),
+        (SYSTEM, GOAL, RESULT),
+        (SYSTEM, GOAL, CALL, RESULT, RESULT),
+        (SYSTEM, GOAL, CALL, RESULT, CALL, RESULT),
+        (SYSTEM, GOAL, SAID, SAID),
+        (SYSTEM, GOAL, CALL, GOAL, RESULT),
+    ],
+)
+def test_orphans_doubles_and_wrong_orders_are_found(messages):
+    with pytest.raises(RequestInvalid):
+        check_request(messages)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [(SYSTEM, GOAL), (SYSTEM, GOAL, CALL, RESULT), (SYSTEM, GOAL, CALL, RESULT, SAID, GOAL)],
+)
+def test_what_is_in_order_passes(messages):
+    check_request(messages)
+
+
+# ---- when the endpoint finds it too long
+
+
+class Small:
+    """A model that refuses requests of more characters than it takes."""
+
+    name = "small"
+
+    def __init__(self, most, window=None):
+        self.most, self.window, self.sizes = most, window, []
+
+    def reply(self, request, *, timeout_s, is_cancelled):
+        self.sizes.append(chars_of(request.messages))
+        if self.sizes[-1] > self.most:
+            raise ContextTooLong("maximum context length exceeded", window=self.window)
+        return Reply(message=Message(role=Role.ASSISTANT, content="done"))
+
+    def close(self):
+        pass
+
+
+def long_job(bench, model):
+    script = [say(None, ("shell", {"command": str(i)})) for i in range(12)]
+    b = bench(*script, respond=lambda *_: ok("z" * 4000), max_steps=12)
+    b.drive()
+    run = b.run()
+    return Window(20_000, 1000).ask(run, model, (), 10.0)
+
+
+def test_a_request_that_is_too_long_is_made_shorter_once(bench):
+    model = Small(30_000, window=8192)
+    assert long_job(bench, model).text == "done"
+    assert len(model.sizes) == 2
+    assert model.sizes[1] < 8192 * 2 / 3 / 0.3
+
+
+def test_an_endpoint_that_always_refuses_ends_the_job_with_numbers(bench):
+    model = Small(0)
+    with pytest.raises(Stop, match=r"cannot be made small enough: \d+ characters") as caught:
+        long_job(bench, model)
+    assert caught.value.kind == "ContextTooSmall"
+    assert len(model.sizes) <= 4
+    assert model.sizes == sorted(model.sizes, reverse=True)
+
+
+def test_it_is_a_named_end_of_the_job(bench):
+    b = bench(ContextTooLong("too long"), repeat_last=True)
+    job = b.drive()
+    assert (job.finish_reason, job.error.type) == (FinishReason.FAILED, "ContextTooSmall")
+
+
+def test_an_endpoint_that_cuts_prompts_without_a_word_is_reported_once(bench):
+    few = {"input_tokens": 10, "output_tokens": 1}
+    script = [say(None, ("shell", {"command": str(i)}), usage=few) for i in range(4)]
+    b = bench(*script, say("done", usage=few), respond=lambda *_: ok("z" * 500))
+    b.drive()
+    remarks = [e.text for e in b.watching.of("remark")]
+    assert len(remarks) == 1
+    assert "num_ctx" in remarks[0]
