@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from worker.errors import CaissonError, Cancelled, InputInvalid, UsageError
 from worker.stopping import interrupt_on_signals, stoppable
 
 if TYPE_CHECKING:
+    from sandbox.doctor import Check
     from worker.cli_exec import Call
     from worker.messages import Job
     from worker.trace import Glance, Trace
@@ -293,21 +295,30 @@ def doctor(
 ) -> int:
     """Start a sandbox with the settings in force and prove each of its limits."""
     from sandbox.doctor import diagnose
-
     from worker.settings import load_settings
     from worker.terminal import Activity, make_console, write_check
 
     settings = load_settings({"image": image}).settings
     console = make_console(sys.stderr if as_json else sys.stdout)
-    checks = []
+    first = [] if settings.driver == "docker" else [_no_isolation(settings.driver)]
+    found = []
     with Activity(console).during("checking, with a sandbox of its own"):
-        for check in diagnose(settings.spec("doctor")):
-            checks.append(check)
+        for check in chain(first, diagnose(settings.spec("doctor"))):
+            found.append(check)
             if not as_json:
                 write_check(console, check.check, check.detail, is_ok=check.ok)
     if as_json:
-        print(json.dumps([check.model_dump(mode="json") for check in checks]), flush=True)
-    return Exit.ANSWERED if all(check.ok for check in checks) else Exit.FAILED
+        print(json.dumps([check.model_dump(mode="json") for check in found]), flush=True)
+    return Exit.ANSWERED if all(check.ok for check in found) else Exit.FAILED
+
+
+def _no_isolation(driver: str) -> Check:
+    from sandbox.doctor import Check
+
+    detail = (
+        f"jobs run on the {driver} driver, where nothing is isolated; set CAISSON_DRIVER=docker"
+    )
+    return Check(check="driver", ok=False, detail=detail)
 
 
 @config_app.command("show")

@@ -195,7 +195,8 @@ def print_text(execution: Execution, hint: str | None) -> None:
             print(safe(text).rstrip("\n"), flush=True)
     console = make_console(sys.stderr)
     for line in _account(execution, hint):
-        write_block(console, line)
+        indent = len(line.plain) - len(line.plain.lstrip())
+        write_block(console, line[indent:], " " * indent)
 
 
 def _account(execution: Execution, hint: str | None) -> Iterator[Text]:
@@ -239,8 +240,8 @@ def execute_all(
     Raises `UsageError` or `SpecInvalid` for what was asked, `SandboxUnavailable` for our failures.
     """
     settings = load_settings(options).settings
-    spec = settings.spec(f"exec-{os.getpid()}", assembly.read_mounts(mounts))
-    inputs = assembly.check_files(files)
+    spec = settings.spec(f"exec-{os.getpid()}", assembly.read_mounts(mounts, settings))
+    inputs = assembly.check_files(files, settings.limits())
     is_given = options.get("call_timeout_s") is not None
     expression_s = settings.call_timeout_s if is_given else EXPRESSION_TIMEOUT_S
     with Bench(settings, spec, inputs, expression_s) as bench:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
 from sandbox.transcript import clean
 from sandbox.types import Execution, Interpreter
@@ -24,6 +25,7 @@ MAX_CHARS = 1_000_000
 MAX_WIDTH = 110
 HEAD_LINES, TAIL_LINES = 30, 10
 _PLAIN_WIDTH = 80
+_THEME = Theme({"progress.elapsed": "dim"})
 
 
 def safe(text: str) -> str:
@@ -46,7 +48,9 @@ def time_text(seconds: float) -> str:
 
 def make_console(file: TextIO | None = None) -> Console:
     """A console that folds lines on a terminal and leaves them whole everywhere else."""
-    console = Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=file or sys.stdout, highlight=False, markup=False, emoji=False, theme=_THEME
+    )
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
     console.width = min(console.width, MAX_WIDTH)
@@ -138,7 +142,15 @@ def settings_table(rows: Iterable[tuple[str, str, str]]) -> Table:
 
 
 def write_check(console: Console, name: str, detail: str, *, is_ok: bool) -> None:
-    """One line of a health check; a failure's detail is not dimmed."""
-    mark, style = ("✓", "green") if is_ok else ("✗", "bold red")
-    line = Text.assemble((f"{mark} ", style), (f"{safe(name):<24}", "" if is_ok else "bold"), " ")
-    write_block(console, line.append(safe(detail), style="dim" if is_ok else ""))
+    """One line of a health check; a failure stands out."""
+    mark = Text("✓", "green") if is_ok else Text("✗", "bold red")
+    title = Text(safe(name), "" if is_ok else "bold")
+    said = Text(safe(detail), "dim" if is_ok else "")
+    if not console.is_terminal:
+        write_block(console, Text(" ").join([mark, Text(f"{title.plain:<18}"), said]))
+        return
+    row = Table.grid(padding=(0, 1))
+    for width in (1, 18, None):
+        row.add_column(width=width, overflow="fold")
+    row.add_row(mark, title, said)
+    console.print(row)
