@@ -61,12 +61,23 @@ def read_script(name: str) -> Iterator[Call]:
 
 
 def _calls(name: str, lines: Iterable[str]) -> Iterator[Call]:
-    for number, line in enumerate(lines, 1):
+    numbered = enumerate(lines, 1)
+    while True:
+        try:
+            number, line = next(numbered, (0, ""))
+        except UnicodeDecodeError as error:
+            raise InputInvalid(f"cannot read {name}: it is not UTF-8 text") from error
+        if not number:
+            return
         if line.strip():
-            try:
-                yield _call(line)
-            except ValueError as error:
-                raise InputInvalid(f"{name}, line {number}: {error}") from error
+            yield _numbered_call(name, number, line)
+
+
+def _numbered_call(name: str, number: int, line: str) -> Call:
+    try:
+        return _call(line)
+    except ValueError as error:
+        raise InputInvalid(f"{name}, line {number}: {error}") from error
 
 
 def _call(line: str) -> Call:
