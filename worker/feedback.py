@@ -83,7 +83,7 @@ def _status_line(seen: Observation) -> str:
 
 def _error_lines(execution: Execution) -> list[str]:
     lines = []
-    if execution.limit:
+    if execution.limit and not execution.error:
         lines.append(f"{execution.limit} reached, peak {said_bytes(execution.peak_memory_bytes)}")
     if error := execution.error:
         lines.append(f"{error.type}: {error.message}" if error.message else error.type)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sandbox.types import Execution, Outcome
+from sandbox.types import Execution, Interpreter, Outcome
 from worker.prompts import hint_text
 
 _MAX_NAMES = 40
@@ -81,6 +81,11 @@ class _Case:
         return self.execution.error.message if self.execution.error else ""
 
     @property
+    def source(self) -> str:
+        """The failing line."""
+        return (self.execution.error.source or "").strip() if self.execution.error else ""
+
+    @property
     def told(self) -> str:
         """What the failure says of itself: the error, or the end of a command's output."""
         return f"{self.type}: {self.message}" if self.type else self.execution.output[-4000:]
@@ -110,6 +115,8 @@ def hint(
     names = (*lost_names, *execution.lost_names)
     case = _Case(execution, code or "", names, network)
     rules = _FINE if execution.outcome is Outcome.OK else _FAILED
+    if execution.interpreter is Interpreter.NONE and execution.exit_code is None:
+        rules = (_expression,)
     return next((said for rule in rules if (said := rule(case))), None)
 
 
@@ -145,6 +152,11 @@ def _killed(case: _Case) -> str | None:
     return hint_text("killed") if case.execution.outcome is Outcome.KILLED else None
 
 
+def _expression(case: _Case) -> str | None:
+    """Expressions have no variables, no files and a limit of their own."""
+    return hint_text("no_variables") if case.type == "NameError" else None
+
+
 # ---- errors of Python
 
 
@@ -162,10 +174,12 @@ def _module(case: _Case) -> str | None:
 def _key(case: _Case) -> str | None:
     if case.type != "KeyError":
         return None
-    if columns := case.fact("columns"):
-        wanted = re.findall(r"'([^']*)'", case.message) or [case.message]
-        return _listing("column", wanted, columns)
-    return hint_text("key")
+    if not (columns := case.fact("columns")):
+        return hint_text("key")
+    wanted = re.findall(r"'([^']*)'", case.message) or [case.message]
+    if re.search(r"\.(?:loc|at)\[", case.source) and not _closest(wanted, columns):
+        return hint_text("row")
+    return _listing("column", wanted, columns)
 
 
 def _file(case: _Case) -> str | None:
@@ -182,12 +196,12 @@ def _name(case: _Case) -> str | None:
     if case.type not in {"NameError", "UnboundLocalError"} or not found:
         return None
     name = found[1]
-    if name in case.lost_names:
-        names = ", ".join(dict.fromkeys(case.lost_names))
-        return hint_text("name_lost", name=name, names=names)
+    names = ", ".join(dict.fromkeys(case.lost_names[-_MAX_NAMES:]))
     if name in _ALIASES or name in _MODULES:
-        statement = _ALIASES.get(name, f"import {name}")
-        return hint_text("name_import", statement=statement)
+        key = "import_lost" if name in case.lost_names else "name_import"
+        return hint_text(key, statement=_ALIASES.get(name, f"import {name}"), names=names)
+    if name in case.lost_names:
+        return hint_text("name_lost", name=name, names=names)
     if close := _closest([name], case.fact("names")):
         return hint_text("name_closest", name=name, closest=close)
     return hint_text("name", name=name)
@@ -216,8 +230,7 @@ def _memory_error(case: _Case) -> str | None:
 
 
 def _syntax(case: _Case) -> str | None:
-    source = (case.execution.error.source or "").strip() if case.execution.error else ""
-    is_shell = re.match(r"[!%$]|(?:pip3?|apt(?:-get)?|ls|cd|cat|curl|head|grep) ", source)
+    is_shell = re.match(r"[!%$]|(?:pip3?|apt(?:-get)?|ls|cd|cat|curl|head|grep) ", case.source)
     return hint_text("shell_in_python") if case.type == "SyntaxError" and is_shell else None
 
 
@@ -230,7 +243,7 @@ def _data(case: _Case) -> str | None:
         ),
         (r"Error tokenizing data", "parser"),
         (
-            r"must be (?:of )?the same (?:length|size)|Length of values|inconsistent numbers",
+            r"must be (?:of )?the same (?:length|size)|Length of values|inconsistent numbers|could not be broadcast",
             "lengths",
         ),
     )
@@ -266,8 +279,11 @@ def _command(case: _Case) -> str | None:
         return None
     found = _COMMAND.search(case.execution.output)
     command = found[1] if found else "the command"
-    is_python = command in {"import", "print", "def", "from"}
-    return hint_text("command_python" if is_python else "command", command=command)
+    if command in {"import", "print", "def", "from"}:
+        return hint_text("command_python", command=command)
+    if command in {"pip", "pip3", "conda", "apt", "apt-get", "apk"}:
+        return hint_text("command_install", command=command)
+    return hint_text("command", command=command)
 
 
 def _found_nothing(case: _Case) -> str | None:
@@ -279,6 +295,10 @@ def _found_nothing(case: _Case) -> str | None:
 # ---- nothing failed
 
 
+def _crowded(case: _Case) -> str | None:
+    return hint_text("processes") if _PROCESSES.search(case.execution.output[-4000:]) else None
+
+
 def _show(case: _Case) -> str | None:
     pictured = any(file.mime.startswith("image/") for file in case.execution.files)
     return hint_text("show") if re.search(r"plt\.show\(", case.code) and not pictured else None
@@ -286,8 +306,7 @@ def _show(case: _Case) -> str | None:
 
 def _empty(case: _Case) -> str | None:
     done = case.execution
-    is_python = done.interpreter.value != "none" and done.exit_code is None
-    if done.output or done.value is not None or done.files or not is_python:
+    if done.output or done.value is not None or done.files or done.exit_code is not None:
         return None
     try:
         body = ast.parse(case.code).body
@@ -301,7 +320,7 @@ _FAILED: tuple[Rule, ...] = (
     *(_ended, _module, _key, _file, _name, _attribute, _unicode, _memory_error, _syntax),
     *(_stdin, _offline, _command, _system, _data, _found_nothing, _killed),
 )
-_FINE: tuple[Rule, ...] = (_show, _empty)
+_FINE: tuple[Rule, ...] = (_crowded, _show, _empty)
 
 
 def _facts(case: _Case) -> Iterable[str]:

@@ -198,19 +198,42 @@ CASES = [
     ),
     (command("", 1), "grep foo log.txt", "nothing was found"),
     (
-        Execution(outcome="timeout", limit="time limit of 5 s", duration_s=5.1),
+        Execution(outcome="timeout", limit="time limit of 5 s", duration_s=5.1, interpreter="kept"),
         "while True: pass",
         "the time limit of 5 s was reached after 5.1 s; look for a loop",
     ),
-    (Execution(outcome="timeout", limit="time limit of 5 s"), "f()", "pass a larger timeout_s"),
     (
-        Execution(outcome="output_limit", limit="output limit of 256 MiB"),
+        Execution(outcome="timeout", limit="time limit of 5 s", interpreter="kept"),
+        "f()",
+        "pass a larger timeout_s",
+    ),
+    (
+        Execution(interpreter="restarted", outcome="output_limit", limit="output limit of 256 MiB"),
         "",
         "output limit of 256 MiB was reached",
     ),
     (Execution(outcome="exited", exit_code=3), "", "exit code 3"),
-    (Execution(outcome="killed"), "", "killed or crashed"),
+    (Execution(interpreter="restarted", outcome="killed"), "", "killed or crashed"),
     (ok(), "x = 1", "nothing was printed"),
+    (
+        failed("KeyError", "'r9'", facts={"columns": ("a", "b")}, line=1, source="df.loc['r9']"),
+        "",
+        "no such row label",
+    ),
+    (
+        failed("NameError", "name 'pd' is not defined", lost_names=("pd",)),
+        "",
+        "run import pandas as pd again",
+    ),
+    (command("bash: line 1: pip: command not found", 127), "pip install x", "nothing can be"),
+    (ok("bash: fork: retry: Resource temporarily unavailable", exit_code=0), "", "process limit"),
+    (
+        Execution(
+            outcome="error", error=ErrorInfo(type="NameError", message="name 'x' is not defined")
+        ),
+        "x + 1",
+        "calculate knows no variables",
+    ),
     (ok(), "import matplotlib\nplt.show()", "saved as a PNG"),
 ]
 
@@ -231,6 +254,7 @@ def test_each_failure_has_its_hint(execution, code, expected):
         (ok(files=(FileInfo(name="p.png", size=1, mime="image/png"),)), "plt.show()"),
         (command("line of text", 1), "grep -c x"),
         (failed("ValueError", "something else"), ""),
+        (Execution(outcome="timeout", limit="time limit of 1 s"), "9**9**9"),
         (failed("AttributeError", "'A' object has no attribute 'zzz'"), ""),
     ],
 )
