@@ -11,8 +11,9 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from . import processes, wire
+from . import wire
 from .capture import Capture
+from .spawn import spawn
 from .wire import Channel, Frame, Malformed
 
 MAX_REPLY = 2 * 1024 * 1024
@@ -41,7 +42,7 @@ class KernelProcess:
         with theirs:
             fd = ours.detach()
             try:
-                self.pid = processes.spawn(
+                self.pid = spawn(
                     lambda: kernel.serve(theirs, workspace, value_limit),
                     capture.write_fd,
                     workspace,

@@ -1,4 +1,4 @@
-"""The other processes of the sandbox: count them, start them, kill them.
+"""The other processes of the sandbox: count them and kill them.
 
 Killing goes by the process table, not by process group, so `setsid`, double forks and processes
 that ignore SIGTERM are found. A process is named by pid *and* start time: pids are used again.
@@ -12,13 +12,12 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from typing import Callable, NamedTuple, NoReturn
+from typing import NamedTuple
 
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 MAX_ROUNDS = 25
-STDERR = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -145,56 +144,3 @@ def _signal_all(processes: Iterable[Process], number: int) -> None:
             os.kill(process.pid, number)
         except (ProcessLookupError, PermissionError):
             continue  # ended meanwhile, or a link's relay, which is another user's
-
-
-def spawn(run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...] = ()) -> int:
-    """Fork a child for untrusted code and return its pid.
-
-    The child has its own session, /dev/null as input, `output_fd` as output and error, none of
-    our descriptors but `keep`, and is the first that the kernel takes when memory runs out.
-    """
-    pid = os.fork()
-    if pid == 0:
-        _become_child(run, output_fd, cwd, keep)
-    return pid
-
-
-def _become_child(
-    run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...]
-) -> NoReturn:
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
-        os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output_fd, 1)
-        os.dup2(output_fd, 2)
-        _close_all_but(keep)
-        set_dumpable(allowed=True)  # else /dev/stdout and /proc/self/* are closed to user code
-        _volunteer_for_oom()
-        os.chdir(cwd)
-        run()
-    except BaseException as error:
-        told = f"sandbox: {type(error).__name__}: {error}\n"
-        os.write(STDERR, told.encode("utf-8", "replace"))
-    finally:
-        os._exit(127)
-
-
-def _close_all_but(keep: tuple[int, ...]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd > STDERR and fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                continue  # the listing's own descriptor
-
-
-def _volunteer_for_oom() -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")
-    except OSError:
-        pass  # not writable under some runtimes; the supervisor is small and rarely chosen anyway

@@ -20,6 +20,7 @@ from .interpreter import KernelProcess, preload
 from .links import Links, watch_writing
 from .memory import Counters
 from .results import Results
+from .spawn import spawn
 from .wire import Channel, Frame, Malformed
 
 SAMPLE_S = 0.05
@@ -243,7 +244,7 @@ class Supervisor:
         call = Call("shell", execution_id, self._number, timeout_s, self._counters)
         capture = self._new_capture()
         try:
-            pid = processes.spawn(lambda: shell.run(text), capture.write_fd, self._workspace)
+            pid = spawn(lambda: shell.run(text), capture.write_fd, self._workspace)
         except OSError:
             self._forget_capture(capture)
             raise

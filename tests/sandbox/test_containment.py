@@ -174,6 +174,17 @@ ESCAPES = {
         "import resource as r\nr.setrlimit(r.RLIMIT_CORE, (1, 1))",
         "ValueError",
     ),
+    "supervisor limits": (
+        "import resource as r\nr.prlimit(1, r.RLIMIT_NOFILE, (0, 0))",
+        "PermissionError",
+    ),
+    "supervisor priority": ("import os\nos.setpriority(os.PRIO_PROCESS, 1, 19)", "PermissionError"),
+    "everybody's priority": ("import os\nos.setpriority(os.PRIO_USER, 0, 19)", "PermissionError"),
+    "supervisor processors": ("import os\nos.sched_setaffinity(1, {0})", "PermissionError"),
+    "supervisor scheduler": (
+        "import os\nos.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))",
+        "PermissionError",
+    ),
     "own cgroup": ("open('/sys/fs/cgroup/memory/memory.limit_in_bytes', 'w')", "OSError"),
 }
 
@@ -237,6 +248,27 @@ def _bases(name):
 
 
 FORGED = '{"kind":"result","id":"forged","outcome":"ok"}'
+
+
+class TestSelfHarm:
+    """What user code breaks of its own is its own, and can be mended by the next call."""
+
+    def test_its_own_limits_and_priority_are_its_own(self, container):
+        done = container.python(
+            "import os, resource as r\n"
+            "r.setrlimit(r.RLIMIT_NOFILE, (200, 200))\nos.setpriority(os.PRIO_PROCESS, 0, 5)\n"
+            "os.sched_getaffinity(0) == os.sched_setaffinity(0, os.sched_getaffinity(0))"
+        )
+        assert done.outcome is Outcome.OK
+
+    def test_a_workspace_that_is_closed_can_be_opened_again(self, container):
+        container.shell("chmod 000 .")
+        assert container.shell("pwd; chmod 700 /workspace").output == "/\n"
+        assert container.shell("pwd").output == "/workspace\n"
+        container.python("import os\nos.chmod('/workspace', 0)\nos._exit(1)")
+        mend = "import os\nos.chmod('/workspace', 0o700)\nos.chdir('/workspace')"
+        assert container.python(mend).outcome is Outcome.OK
+        assert container.python("open('x', 'w').close()").files[0].name == "x"
 
 
 class TestForgery:

@@ -1,0 +1,82 @@
+"""How a process for untrusted code begins: forked from the supervisor, with nothing of it open."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Callable, NoReturn
+
+from . import processes, syscalls
+
+STDERR = 2
+DEFAULT_AGAIN = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+)
+
+
+def spawn(run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...] = ()) -> int:
+    """Fork a child for untrusted code and return its pid.
+
+    The child has its own session, /dev/null as input, `output_fd` as output and error, none of
+    our descriptors but `keep`, and is the first that the kernel takes when memory runs out.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _become_child(run, output_fd, cwd, keep)
+    return pid
+
+
+def _become_child(
+    run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...]
+) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in DEFAULT_AGAIN:
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
+        _close_all_but(keep)
+        processes.set_dumpable(
+            allowed=True
+        )  # else /dev/stdout and /proc/self/* are closed to user code
+        _volunteer_for_oom()
+        _enter(cwd)
+        if os.getppid() == 1:
+            syscalls.protect(1)
+        run()
+    except BaseException as error:
+        told = f"sandbox: {type(error).__name__}: {error}\n"
+        os.write(STDERR, told.encode("utf-8", "replace"))
+    finally:
+        os._exit(127)
+
+
+def _close_all_but(keep: tuple[int, ...]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > STDERR and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the listing's own descriptor
+
+
+def _enter(folder: str) -> None:
+    try:
+        os.chdir(folder)
+    except OSError:
+        os.chdir("/")  # user code has closed its own workspace; let it open it again
+
+
+def _volunteer_for_oom() -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except OSError:
+        pass  # not writable under some runtimes; the supervisor is small and rarely chosen anyway

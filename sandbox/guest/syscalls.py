@@ -1,0 +1,117 @@
+"""A system-call filter for user code: it may not turn the supervisor's own limits and rank.
+
+The kernel lets any process change the resource limits, priority and processors of another one of
+the same user, and the supervisor is such a one: `prlimit(1, RLIMIT_NOFILE, (0, 0))` would end the
+sandbox. A classic BPF program in front of these calls refuses them where they name the supervisor
+(or everybody). It comes on top of Docker's own filter, and is inherited by all that user code
+starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import platform
+import struct
+from typing import NamedTuple
+
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+SECCOMP_MODE_FILTER = 2
+
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000
+NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16
+X32_BIT = 0x40000000
+
+
+class Machine(NamedTuple):
+    """What differs by processor: its audit number and its numbers of the calls below."""
+
+    audit: int
+    prlimit64: int
+    sched_setaffinity: int
+    sched_setparam: int
+    sched_setscheduler: int
+    sched_setattr: int
+    setpriority: int
+    ioprio_set: int
+
+
+MACHINES = {
+    "x86_64": Machine(0xC000003E, 302, 203, 142, 144, 314, 141, 251),
+    "aarch64": Machine(0xC00000B7, 261, 122, 118, 119, 274, 140, 30),
+}
+
+
+class Rule(NamedTuple):
+    """Refuse `call` where argument `argument` is (or, turned round, is not) `value`."""
+
+    call: int
+    argument: int
+    value: int
+    is_turned_round: bool = False
+
+
+def _rules(machine: Machine, supervisor: int) -> list[Rule]:
+    by_pid = machine[1:6]
+    return [
+        *(Rule(call, 0, supervisor) for call in by_pid),
+        # The first argument says whether the second is a process, a group or a user.
+        Rule(machine.setpriority, 1, supervisor),
+        Rule(machine.setpriority, 0, 0, is_turned_round=True),
+        Rule(machine.ioprio_set, 1, supervisor),
+        Rule(machine.ioprio_set, 0, 1, is_turned_round=True),
+    ]
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+@functools.lru_cache
+def program(machine: Machine, supervisor: int) -> bytes:
+    """The filter as the kernel takes it; calls of another word size are refused as unknown."""
+    steps = [
+        _step(LOAD, MACHINE_AT),
+        _step(EQUAL, machine.audit, if_true=1),
+        _step(RETURN, REFUSE | errno.ENOSYS),
+        _step(LOAD, NUMBER_AT),
+        _step(AT_LEAST, X32_BIT, if_false=1),
+        _step(RETURN, REFUSE | errno.ENOSYS),
+    ]
+    for rule in _rules(machine, supervisor):
+        # Low half of the argument: a pid has no other.
+        if_true, if_false = (1, 0) if rule.is_turned_round else (0, 1)
+        steps += [
+            _step(EQUAL, rule.call, if_false=4),
+            _step(LOAD, ARGUMENTS_AT + 8 * rule.argument),
+            _step(EQUAL, rule.value, if_true, if_false),
+            _step(RETURN, REFUSE | errno.EPERM),
+            _step(LOAD, NUMBER_AT),
+        ]
+    return b"".join([*steps, _step(RETURN, ALLOW)])
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
+
+
+def protect(supervisor: int) -> None:
+    """Put the filter in front of this process and all that it starts; raises OSError.
+
+    Does nothing on processors whose numbers are not known here; `caisson doctor` tells.
+    """
+    machine = MACHINES.get(platform.machine())
+    if machine is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    steps = program(machine, supervisor)
+    filter_ = _Program(len(steps) // 8, steps)
+    for option, value, extra in (
+        (PR_SET_NO_NEW_PRIVS, 1, 0),
+        (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_)),
+    ):
+        if libc.prctl(option, value, extra, 0, 0):
+            raise OSError(ctypes.get_errno(), "the system-call filter cannot be installed")
