@@ -147,8 +147,6 @@ def _endpoint_model(settings: Settings) -> Model:
         raise InputInvalid(f"OPENAI_BASE_URL = {settings.base_url!r} is no http(s) address")
     from worker.models.openai_chat import OpenAIChat  # noqa: PLC0415 - half a second to load
 
-    from worker.models.openai_chat import OpenAIChat  # noqa: PLC0415 - its SDK takes half a second
-
     return OpenAIChat(
         settings.model,
         base_url=settings.base_url,

@@ -242,10 +242,8 @@ def _data(case: _Case) -> str | None:
             "numeric_only",
         ),
         (r"Error tokenizing data", "parser"),
-        (
-            r"must be (?:of )?the same (?:length|size)|Length of values|inconsistent numbers|could not be broadcast",
-            "lengths",
-        ),
+        (r"must be (?:of )?the same (?:length|size)|Length of values", "lengths"),
+        (r"inconsistent numbers of samples|could not be broadcast", "lengths"),
     )
     return next((hint_text(key) for pattern, key in rows if re.search(pattern, case.told)), None)
 
