@@ -47,7 +47,7 @@ def collect(run: Run, sandbox: Sandbox, folder: Path, caps: Caps) -> None:
     left, kept = caps.total_bytes, []
     for file, name in zip(files[: caps.files], safe_names(files), strict=False):
         try:
-            artifact = _take(sandbox, file, folder / name, left)
+            artifact = _take(sandbox, file, folder, name, left)
         except SandboxUnavailable as error:
             run.remark(f"the other files were lost with the sandbox: {error}")
             break
@@ -60,7 +60,8 @@ def collect(run: Run, sandbox: Sandbox, folder: Path, caps: Caps) -> None:
         run.append(ArtifactsAdded(artifacts=tuple(kept)))
 
 
-def _take(sandbox: Sandbox, file: FileInfo, target: Path, most_bytes: int) -> Artifact:
+def _take(sandbox: Sandbox, file: FileInfo, folder: Path, name: str, most_bytes: int) -> Artifact:
+    target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -69,8 +70,7 @@ def _take(sandbox: Sandbox, file: FileInfo, target: Path, most_bytes: int) -> Ar
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
-    name, path = target.name, target.resolve()
-    return Artifact(name=name, size=size, mime=file.mime, path=str(path))
+    return Artifact(name=name, size=size, mime=file.mime, path=str(target.resolve()))
 
 
 def safe_names(files: list[FileInfo]) -> Iterator[str]:

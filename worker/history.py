@@ -111,11 +111,6 @@ class History:
         return next(notices, None)
 
     @property
-    def last_text(self) -> str:
-        """The last thing that the model said in words."""
-        return next((t.reply.text for t in reversed(self.steps) if t.reply and t.reply.text), "")
-
-    @property
     def tool_calls(self) -> int:
         """How many calls were begun."""
         return sum(len(turn.begun) for turn in self.turns)

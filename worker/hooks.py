@@ -103,7 +103,7 @@ class Run:
         """End the job. When its last turn was asked for already, that is why it ends."""
         notice = self.history.landing
         if notice and not isinstance(stop, Cancelled):
-            stop = landed(notice, stop.answer or self.history.last_text)
+            stop = landed(notice, stop.answer)
         cancelled = isinstance(stop, Cancelled)
         self._close(ResultStatus.CANCELLED if cancelled else ResultStatus.SKIPPED, str(stop))
         reason = FinishReason(stop.reason)

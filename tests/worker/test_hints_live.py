@@ -81,7 +81,7 @@ def ready(container):
 
 @pytest.mark.parametrize(("code", "expected"), PYTHON)
 def test_what_python_raises_has_its_hint(ready, code, expected):
-    execution = ready.python(code, timeout_s=5)
+    execution = ready.python(code, timeout_s=3)
     assert expected in (hint(execution, code) or ""), execution.error
 
 

@@ -110,7 +110,7 @@ def test_files_that_calls_made_are_taken_out_into_a_folder_of_the_job(play, tmp_
     names = {a.name: (a.size, a.mime, a.path) for a in job.artifacts}
     assert names == {
         "plot.png": (10, "image/png", str(folder / "plot.png")),
-        "n.txt": (2, "text/plain", str(folder / "t" / "n.txt")),
+        "t/n.txt": (2, "text/plain", str(folder / "t" / "n.txt")),
     }
     assert (folder / "plot.png").read_bytes() == b"x" * 10
     assert used[0].is_closed
