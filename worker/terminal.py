@@ -25,7 +25,7 @@ MAX_CHARS = 1_000_000
 MAX_WIDTH = 110
 HEAD_LINES, TAIL_LINES = 30, 10
 _PLAIN_WIDTH = 80
-_THEME = Theme({"progress.elapsed": "dim"})
+_THEME = Theme({"progress.elapsed": "dim", "markdown.code": "cyan"})
 
 
 def safe(text: str) -> str:

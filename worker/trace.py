@@ -70,7 +70,9 @@ class Glance(Observer):
         self._activity.show(f"step {history.job.steps + 1}: the model thinks")
 
     def on_event(self, event: Event, history: History) -> None:
-        if isinstance(event, CallStarted):
+        if isinstance(event, MessageAdded):
+            self._activity.show("a sandbox starts")
+        elif isinstance(event, CallStarted):
             name = safe(history.call(event.call_id).name)
             self._activity.show(f"step {history.job.steps}: {name} runs")
 
@@ -111,6 +113,7 @@ class Trace(Observer):
         match event:
             case MessageAdded() if event.message.role is Role.USER:
                 self._opening(history.job, event.message.text)
+                self._activity.show("a sandbox starts")
             case ReplyAdded():
                 self._reply(event.reply, history)
             case CallStarted():
