@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import mimetypes
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from sandbox import transcript
 from sandbox.errors import ProtocolError
+from sandbox.guest import wire
 from sandbox.guest.wire import MAX_FRAME
 from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome
 
@@ -164,7 +164,7 @@ def _shorten(error: Exception) -> str:
 
 def write(kind: str, **fields: object) -> bytes:
     """Write one request as a line."""
-    return json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+    return wire.encode({"kind": kind, **fields})
 
 
 def unpack(data: str) -> bytes:

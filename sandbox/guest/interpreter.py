@@ -54,6 +54,7 @@ class KernelProcess:
         self.capture = capture
         self.channel = Channel(fd, fd, MAX_REPLY)
         self.names: list[str] = []
+        self._value_limit = value_limit
         self.cpu_s = 0.0
         self._reply: Frame | None = None
 
@@ -76,7 +77,7 @@ class KernelProcess:
         reply, self._reply = self._reply, None
         if reply is None or reply.get("number") != number:
             return None
-        checked = _checked(reply)
+        checked = _checked(reply, self._value_limit)
         self.names = checked["names"]
         self.cpu_s += checked["cpu_s"]
         return checked
@@ -87,11 +88,11 @@ class KernelProcess:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _checked(reply: Frame) -> dict[str, Any]:
+def _checked(reply: Frame, value_limit: int) -> dict[str, Any]:
     """Rebuild a reply from the parts that have the right shape; raises `Malformed`."""
     exited = reply.get("exited")
     return {
-        "value": _bounded(reply.get("value")),
+        "value": _bounded(reply.get("value"), value_limit),
         "error": _error(reply.get("error")),
         "exited": None if exited is None else int(wire.number(reply, "exited", 0, 255)),
         "names": _strings(reply, "names"),
@@ -99,16 +100,15 @@ def _checked(reply: Frame) -> dict[str, Any]:
     }
 
 
-def _bounded(value: Any) -> Frame | None:
+def _bounded(value: Any, limit: int) -> Frame | None:
     if value is None:
         return None
     if not isinstance(value, dict):
         raise Malformed("value is not an object")
-    return {
-        "head": wire.text(value, "head", MAX_REPLY),
-        "tail": wire.text(value, "tail", MAX_REPLY),
-        "bytes": int(wire.number(value, "bytes", 0, 2**62)),
-    }
+    head, tail = wire.text(value, "head", MAX_REPLY), wire.text(value, "tail", MAX_REPLY)
+    if len(wire.unpack(head)) + len(wire.unpack(tail)) > limit:
+        raise Malformed("value is longer than it may be")
+    return {"head": head, "tail": tail, "bytes": int(wire.number(value, "bytes", 0, 2**62))}
 
 
 def _error(error: Any) -> Frame | None:

@@ -54,8 +54,9 @@ class Interpreter:
         try:
             self._running = True
             value = self._run(code, name)
-            # Still under the time limit: a repr or a figure can take as long as any other code.
-            return {"value": value.frame() if value else None, "figures": self._save_figures()}
+            # Still under the time limit: a figure can take as long as any other code.
+            self._figures += len(display.save_figures(self._workspace, self._figures))
+            return {"value": value.frame() if value else None}
         except SystemExit as stop:
             return {"exited": _exit_code(stop.code)}
         except BaseException as error:
@@ -95,15 +96,10 @@ class Interpreter:
 
         return asyncio.run(value)
 
-    def _save_figures(self) -> list[str]:
-        names = display.save_figures(self._workspace, self._figures)
-        self._figures += len(names)
-        return names
-
     def names(self) -> list[str]:
         """The names that user code has defined, in the order in which it did."""
-        found = [name for name in self._module.__dict__ if not name.startswith("_")]
-        return found[:MAX_NAMES]
+        names = [name for name in list(self._module.__dict__) if type(name) is str]
+        return [name for name in names if not name.startswith("_")][:MAX_NAMES]
 
 
 def _cpu_s() -> float:
@@ -152,5 +148,14 @@ def serve(control: socket.socket, workspace: str, value_limit: int) -> None:
             os._exit(0)
         for line in lines.feed(data):
             request = wire.decode(line or b"")
-            reply = interpreter.execute(request["code"], request["number"])
-            control.sendall(wire.encode({"kind": "done", "number": request["number"], **reply}))
+            control.sendall(_answer(interpreter, request["code"], request["number"]))
+
+
+def _answer(interpreter: Interpreter, code: str, number: int) -> bytes:
+    """Run a call; what user code has made unfit to be told becomes an error of its own."""
+    done = {"kind": "done", "number": number}
+    try:
+        return wire.encode({**done, **interpreter.execute(code, number)})
+    except BaseException as error:
+        told = report.bare(type(error).__name__, "the result of the call cannot be told")
+        return wire.encode({**done, "error": told, "names": interpreter.names(), "cpu_s": 0.0})

@@ -14,6 +14,7 @@ MAX_FRAMES = 12
 MAX_FACTS = 60
 MAX_FACT = 80
 MAX_CAUSES = 3
+SYNTAX_ERRORS = (SyntaxError, IndentationError, TabError)
 
 Step = tuple[types.FrameType, int]
 
@@ -35,6 +36,18 @@ def describe(
     }
 
 
+def bare(kind: str, message: str) -> dict[str, Any]:
+    """An error of which no more than this is known."""
+    return {
+        "type": kind,
+        "message": message,
+        "line": None,
+        "source": None,
+        "frames": [],
+        "facts": {},
+    }
+
+
 def _walk(error: BaseException) -> Iterator[Step]:
     traceback = error.__traceback__
     while traceback is not None:
@@ -49,7 +62,8 @@ def _is_users(frame: types.FrameType, call: str, workspace: str) -> bool:
 
 def _where(error: BaseException, steps: list[Step], call: str) -> tuple[int | None, str | None]:
     """The line of the *call* that failed: the model can change that, not a library's."""
-    if isinstance(error, SyntaxError) and error.filename == call:
+    is_pythons_own = type(error) in SYNTAX_ERRORS  # a user's own class may say anything
+    if is_pythons_own and isinstance(error, SyntaxError) and error.filename == call:
         return error.lineno, (error.text or "").strip()[:MAX_LINE]
     own = [line for frame, line in steps if frame.f_code.co_filename == call]
     if not own:

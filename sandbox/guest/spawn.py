@@ -9,6 +9,7 @@ from typing import Callable, NoReturn
 from . import processes, syscalls
 
 STDERR = 2
+NICE = 10  # however many processes user code starts, the supervisor has its turn
 DEFAULT_AGAIN = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -48,6 +49,7 @@ def _become_child(
         _volunteer_for_oom()
         _enter(cwd)
         if os.getppid() == 1:
+            os.nice(NICE)
             syscalls.protect(1)
         run()
     except BaseException as error:

@@ -23,8 +23,9 @@ class Malformed(Exception):
 
 
 def encode(frame: Frame) -> bytes:
-    """Write a frame as one line of ASCII."""
-    return json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n"
+    """Write a frame as one line of UTF-8; half of a surrogate pair becomes a question mark."""
+    text = json.dumps(frame, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def decode(line: bytes) -> Frame:

@@ -72,6 +72,36 @@ class TestPython:
         done = sandbox.python(code)
         assert (done.outcome, done.error.type) == (Outcome.ERROR, "E")
 
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "raise ValueError('\\ud800')",
+            "raise type('E\\ud800', (Exception,), {})('x')",
+            "raise KeyError('\\udcff')",
+            "import importlib\nimportlib.import_module('a\\udc80')",
+            "{'\\ud800': 1}['x']",
+            "import os\nos.close(os.open(b'\\xff', os.O_CREAT))\nopen('missing')",
+            "globals()['\\ud800'] = 1\n1 / 0",
+            "class E(SyntaxError):\n    lineno = 'x'\n    text = 3\nraise E('m')",
+            "globals()[1] = 2\n1 / 0",
+            "class M(type):\n    __name__ = 3\nclass E(Exception, metaclass=M): pass\nraise E",
+            "class S(str):\n    def __str__(self): return 3\nraise ValueError(S('x'))",
+        ],
+    )
+    def test_whatever_an_exception_is_made_of_it_is_told_and_the_interpreter_is_kept(
+        self, sandbox, code
+    ):
+        done = sandbox.python(code)
+        assert done.outcome is Outcome.ERROR
+        assert done.error.type
+        assert done.interpreter is Interpreter.KEPT
+        done.model_dump_json().encode()
+
+    def test_names_that_are_no_text_harm_nothing(self, sandbox):
+        assert sandbox.python("globals()[1] = 2\nglobals()['\\ud800'] = 3\n'ok'").value == "'ok'"
+        done = sandbox.python("import os\nos._exit(1)")
+        assert done.interpreter is Interpreter.RESTARTED
+
     def test_await_works_at_the_top_level(self, sandbox):
         code = "import asyncio\nasync def f():\n    return 7\nawait f()"
         assert sandbox.python(code).value == "7"

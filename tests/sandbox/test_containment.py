@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import re
 import socket
@@ -256,7 +257,7 @@ class TestSelfHarm:
     def test_its_own_limits_and_priority_are_its_own(self, container):
         done = container.python(
             "import os, resource as r\n"
-            "r.setrlimit(r.RLIMIT_NOFILE, (200, 200))\nos.setpriority(os.PRIO_PROCESS, 0, 5)\n"
+            "r.setrlimit(r.RLIMIT_NOFILE, (200, 200))\nos.setpriority(os.PRIO_PROCESS, 0, 15)\n"
             "os.sched_getaffinity(0) == os.sched_setaffinity(0, os.sched_getaffinity(0))"
         )
         assert done.outcome is Outcome.OK
@@ -312,6 +313,34 @@ class TestForgery:
         )
         container.python(code, execution_id="a")
         assert container.python("1 + 1", execution_id="b").value == "2"
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            {"head": "no base64!", "tail": "", "bytes": 1},
+            {"head": "QUFB" * 300_000, "tail": "", "bytes": 1},
+            {"head": "", "tail": "", "bytes": float("nan")},
+            ["head"],
+        ],
+        ids=["base64", "size", "nan", "shape"],
+    )
+    def test_a_forged_answer_of_the_wrong_shape_costs_the_interpreter_and_no_more(
+        self, container, value
+    ):
+        lie = {"kind": "done", "number": 1, "value": value, "names": [], "cpu_s": 0, "error": None}
+        code = (
+            "import json, os, socket, stat, time\n"
+            f"lie = {json.dumps(json.dumps(lie))}\n"
+            "for fd in range(3, 200):\n"
+            "    try:\n"
+            "        if stat.S_ISSOCK(os.fstat(fd).st_mode):\n"
+            "            socket.socket(fileno=fd).sendall(lie.encode() + b'\\n')\n"
+            "    except OSError:\n        pass\n"
+            "time.sleep(5)"
+        )
+        done = container.python(code)
+        assert (done.outcome, done.interpreter) == (Outcome.KILLED, Interpreter.RESTARTED)
+        assert container.python("1 + 1").value == "2"
 
     def test_user_code_cannot_open_a_link(self, container):
         code = (
