@@ -97,7 +97,10 @@ def read_mounts(paths: Iterable[Path], settings: Settings | None = None) -> tupl
 
 
 def opening(
-    goal: str, files: Iterable[InputFile] = (), mounts: Iterable[Mount] = ()
+    goal: str,
+    files: Iterable[InputFile] = (),
+    mounts: Iterable[Mount] = (),
+    network: str = "none",
 ) -> tuple[Message, Message]:
     """The first two messages of a job: the system prompt, and the goal with what there is."""
     parts = [goal.strip()]
@@ -106,7 +109,9 @@ def opening(
     if shown := [f"- {mount.target}" for mount in mounts]:
         parts.append("\n".join([notice("mounts"), *shown]))
     goal_message = Message(role=Role.USER, content="\n\n".join(parts))
-    return Message(role=Role.SYSTEM, content=text("system.md")), goal_message
+    reach = notice("offline" if network == "none" else "online", network=network)
+    prompt = text("system.md").replace("{network}", reach)
+    return Message(role=Role.SYSTEM, content=prompt), goal_message
 
 
 # ---- what it is made of

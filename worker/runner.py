@@ -150,21 +150,16 @@ def run_job(
     files = assembly.check_files(request.files, settings.limits())
     model = assembly.make_model(settings, replay=request.replay, record=request.record)
 
-    def start() -> Sandbox:
+    def open_one() -> Sandbox:
         spec = settings.spec(job.id, mounts)
         sandbox = open_sandbox(spec) if open_sandbox else assembly.start_sandbox(settings, spec)
-        try:
-            assembly.put_files(sandbox, files)
-        except BaseException:
-            sandbox.close()
-            raise
-        return sandbox
+        return _with_files(sandbox, files)
 
-    place = Workplace(start, settings.max_call_timeout_s)
+    longest_s = max(settings.max_call_timeout_s, settings.call_timeout_s)
+    place = Workplace(open_one, longest_s)
     try:
-        store = MemoryStore()
         runner = Runner(
-            store=store,
+            store=MemoryStore(),
             loop=assembly.build(settings, model, place),
             place=place,
             folder=artifact_folder(settings),
@@ -172,11 +167,21 @@ def run_job(
             observer=observer or Observer(),
             is_cancelled=is_cancelled,
         )
-        store.create(job)
-        return runner.work(job.id, assembly.opening(request.goal, files, mounts))
+        runner.store.create(job)
+        opening = assembly.opening(request.goal, files, mounts, network=settings.network)
+        return runner.work(job.id, opening)
     finally:
         place.close()
         model.close()
+
+
+def _with_files(sandbox: Sandbox, files: tuple[assembly.InputFile, ...]) -> Sandbox:
+    try:
+        assembly.put_files(sandbox, files)
+    except BaseException:
+        sandbox.close()
+        raise
+    return sandbox
 
 
 def _new_job(request: JobRequest, settings: Settings) -> Job:

@@ -32,6 +32,7 @@ from worker.messages import Budget, Record, Usage
 PREFIX = "CAISSON_"
 CONFIG = "CAISSON_CONFIG"
 _FOREIGN = {"OPENAI_API_KEY": "api_key", "OPENAI_BASE_URL": "base_url"}
+_LINGER_S = 600.0
 _UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
@@ -169,8 +170,11 @@ class Settings(BaseSettings):
     max_call_timeout_s: float = Field(
         300.0, gt=0, allow_inf_nan=False, le=86_400, description="the most it may ask"
     )
-    max_life_s: float = Field(
-        7200.0, gt=0, allow_inf_nan=False, description="a container ends itself after this"
+    max_life_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="a container ends itself after this; default: job_timeout_s and ten minutes",
     )
     network: str = Field("none", min_length=1)
     runtime: str | None = None
@@ -198,7 +202,7 @@ class Settings(BaseSettings):
             cpus=self.cpus,
             pids=self.pids,
             timeout_s=self.call_timeout_s,
-            max_life_s=self.max_life_s,
+            max_life_s=self.max_life_s or self.job_timeout_s + _LINGER_S,
             workspace_bytes=self.workspace_size,
             tmp_bytes=self.tmp_size,
         )

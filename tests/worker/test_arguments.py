@@ -50,7 +50,7 @@ def test_what_can_be_mended_is_mended_and_reported(text, arguments, note):
     "text",
     [
         "{code: 1",
-        '{"command": "rm -rf /work',
+        '{"command": "rm -rf /srv',
         '{"command": "echo }',
         '{"command": "rm -rf build", "timeout_s": ',
         '{"a": {"b": 1}',

@@ -40,6 +40,8 @@ SCRIPT = (
     say(None, ("python_interpreter", {"code": "same"})),  # nudged
     say("the end"),
 )
+LOOPING = (say("hm", ("python_interpreter", {"code": "again"})),) * 6 + (say("so far: 4"),)
+SPENT = (*SCRIPT[:2], say("all I know"))
 EVENTS = 2 + 7 + 7 * 2 + 2 + 1  # opening, replies, calls with results, nudges, end
 
 
@@ -49,8 +51,8 @@ def add(sandbox, kind, text):
     return ok(text)
 
 
-def play(bench, die_at=None, *, keep=True):
-    b = bench(*SCRIPT, respond=add, store=DyingStore())
+def play(bench, die_at=None, *, script=SCRIPT, keep=True, **settings):
+    b = bench(*script, respond=add, store=DyingStore(), **settings)
     b.store.die_at, b.store.keep = die_at, keep
     try:
         b.drive()
@@ -76,6 +78,20 @@ def test_killed_at_any_write_the_end_is_the_same(bench, keep):
         again = play(bench, die_at, keep=keep)
         assert essence(again) == essence(whole), die_at
         assert again.sandbox.ran == whole.sandbox.ran, die_at  # each effect exactly once
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "reason"),
+    [(LOOPING, {}, FinishReason.LOOP), (SPENT, {"max_steps": 2}, FinishReason.BUDGET)],
+)
+def test_so_is_the_end_of_a_job_that_is_stopped(bench, script, settings, reason):
+    whole = play(bench, script=script, **settings)
+    assert whole.history.job.finish_reason is reason
+    assert whole.history.job.answer
+    for die_at in range(1, whole.store.writes + 1):
+        again = play(bench, die_at, script=script, **settings)
+        assert essence(again) == essence(whole), die_at
+        assert again.sandbox.ran == whole.sandbox.ran, die_at
 
 
 def test_killed_inside_a_call_its_result_is_taken_not_run_again(bench):

@@ -386,3 +386,8 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
 def test_the_process_driver_must_be_allowed():
     with pytest.raises(SpecInvalid, match="allow_unisolated"):
         assembly.start_sandbox(Settings(driver="process"), Settings().spec())
+
+
+def test_the_model_is_told_whether_there_is_a_network():
+    assert "There is no network" in assembly.opening("g")[0].text
+    assert "network 'lab' can be reached" in assembly.opening("g", network="lab")[0].text

@@ -203,3 +203,8 @@ def test_every_budget_reaches_the_job():
     settings = Settings(job_timeout_s=4.0, **given)
     assert settings.budget().model_dump() == {**given, "timeout_s": 4.0}
     assert Settings(loop_nudge=3).loop_limits().nudge == 3
+
+
+def test_a_container_outlives_its_job_unless_told_otherwise():
+    assert Settings(job_timeout_s=10_000.0).limits().max_life_s > 10_000.0
+    assert Settings(max_life_s=60.0).limits().max_life_s == 60.0

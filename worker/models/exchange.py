@@ -22,6 +22,7 @@ from worker.errors import Cancelled, ModelTimeout
 T = TypeVar("T")
 
 _POLL_S = 0.1
+_KEPT = 3  # of the latest connections; older ones are closed
 
 
 class Line:
@@ -40,7 +41,7 @@ class Line:
     def _connected(self, event: str, info: dict[str, Any]) -> None:
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             with self._lock:
-                self._streams.append(info["return_value"])
+                self._streams = [*self._streams[-_KEPT:], info["return_value"]]
 
     def run(
         self, exchange: Callable[[], T], *, timeout_s: float, is_cancelled: Callable[[], bool]
