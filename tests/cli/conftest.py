@@ -34,11 +34,11 @@ class Ended:
         return json.loads(self.out)
 
 
-def containers_of(process):
+def containers_of(pid):
     """The containers that a running command has made, and that are still there."""
     engine = Engine()
     try:
-        return engine.labelled(f"caisson.owner={socket.gethostname()}:{process.pid}")
+        return engine.labelled(f"caisson.owner={socket.gethostname()}:{pid}")
     finally:
         engine.close()
 
@@ -56,8 +56,17 @@ def environment():
     return {k: v for k, v in os.environ.items() if not k.startswith(PARTS)}
 
 
+@pytest.fixture(scope="session")
+def pids(why_no_engine):
+    """The processes that were started; in the end no container of theirs may be left."""
+    seen = []
+    yield seen
+    if not why_no_engine:
+        assert [left for pid in seen for left in containers_of(pid)] == []
+
+
 @pytest.fixture
-def begin(environment, tmp_path):
+def begin(environment, tmp_path, pids):
     """Start `caisson` in an empty folder, without waiting for it."""
     started = []
 
@@ -72,12 +81,13 @@ def begin(environment, tmp_path):
             text=True,
         )
         started.append(process)
+        pids.append(process.pid)
         return process
 
     yield start
     for process in started:
-        process.kill()
-        process.wait()
+        process.terminate()  # not killed: it has a container to remove
+        process.wait(20)
         for stream in (process.stdin, process.stdout, process.stderr):
             with suppress(BrokenPipeError):  # what was never read
                 stream.close()

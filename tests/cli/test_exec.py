@@ -197,7 +197,7 @@ def test_output_is_neither_markup_nor_terminal_escapes(caisson):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_call_shows_what_it_did_and_removes_the_container(begin, number):
     process = begin("exec", "--python", "print('begun', flush=True)\nimport time; time.sleep(60)")
-    wait_for(lambda: containers_of(process))
+    wait_for(lambda: containers_of(process.pid))
     time.sleep(1.5)  # until the code is running
     begun = time.monotonic()
     process.send_signal(number)
@@ -206,7 +206,7 @@ def test_a_signal_ends_the_call_shows_what_it_did_and_removes_the_container(begi
     assert time.monotonic() - begun < 5
     assert out == "begun\n"
     assert "killed" in err
-    assert not containers_of(process)
+    assert not containers_of(process.pid)
 
 
 @pytest.mark.engine
@@ -215,7 +215,7 @@ def test_a_signal_while_waiting_for_the_next_line_removes_the_container(begin):
     process.stdin.write('{"python": "1"}\n')
     process.stdin.flush()
     assert json.loads(process.stdout.readline())["value"] == "1"
-    assert containers_of(process)
+    assert containers_of(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
-    assert not containers_of(process)
+    assert not containers_of(process.pid)

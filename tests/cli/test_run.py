@@ -144,12 +144,12 @@ def test_ctrl_c_shows_what_was_done_and_leaves_no_container(begin, recording, as
         "python_interpreter": {"code": "print('halfway', flush=True)\nimport time\ntime.sleep(60)"}
     }
     process = begin("run", "x", "--replay", recording(WORK, wait, "no"), *["--json"] * as_json)
-    wait_for(lambda: containers_of(process))
+    wait_for(lambda: containers_of(process.pid))
     time.sleep(2.5)  # until the second call is running
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert not containers_of(process)
+    assert not containers_of(process.pid)
     if as_json:
         assert json.loads(out)["status"] == "cancelled"
         assert json.loads(out)["steps"] == 2
