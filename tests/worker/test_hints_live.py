@@ -81,13 +81,13 @@ def ready(container):
 
 @pytest.mark.parametrize(("code", "expected"), PYTHON)
 def test_what_python_raises_has_its_hint(ready, code, expected):
-    execution = ready.python(code, timeout_s=3)
+    execution = ready.python(code, timeout_s=1 if "while True" in code else 25)
     assert expected in (hint(execution, code) or ""), execution.error
 
 
 @pytest.mark.parametrize(("command", "expected"), SHELL)
 def test_what_commands_complain_of_has_its_hint(ready, command, expected):
-    execution = ready.shell(command, timeout_s=2)
+    execution = ready.shell(command, timeout_s=1 if "sleep" in command else 25)
     said = hint(execution, command)
     assert said is None if expected is None else expected in (said or ""), execution.output
 
