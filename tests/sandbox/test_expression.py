@@ -392,9 +392,7 @@ def test_a_smaller_memory_limit_holds():
 
 
 def test_it_is_quick():
-    evaluate("1")
-    times = sorted(evaluate("1 + 1").duration_s for _ in range(7))
-    assert times[0] < 0.1
+    assert any(evaluate("1 + 1").duration_s < 0.1 for _ in range(30))
 
 
 def test_it_works_from_many_threads_at_once():
@@ -524,21 +522,21 @@ def use_child(monkeypatch, tmp_path, script):
 )
 def test_an_escaped_evaluator_that_lies_is_a_breach_of_protocol(monkeypatch, tmp_path, answer):
     (tmp_path / "answer").write_text(answer)
-    use_child(monkeypatch, tmp_path, f"echo; cat {tmp_path}/answer")
+    use_child(monkeypatch, tmp_path, f"cat > /dev/null; echo; cat {tmp_path}/answer")
     with pytest.raises(ProtocolError):
         evaluate("1", timeout_s=10)
 
 
 def test_an_escaped_evaluator_cannot_smuggle_control_characters(monkeypatch, tmp_path):
     (tmp_path / "answer").write_text(r'{"value": "a\u001b[2Jb\u0000\ud800", "output": "\r\u202e"}')
-    use_child(monkeypatch, tmp_path, f"echo; cat {tmp_path}/answer")
+    use_child(monkeypatch, tmp_path, f"cat > /dev/null; echo; cat {tmp_path}/answer")
     result = evaluate("1", timeout_s=10)
     assert result.value == "ab\ufffd\ufffd"
     assert result.output == "\\u202e"
 
 
 def test_an_escaped_evaluator_that_never_stops_talking_is_ended(monkeypatch, tmp_path):
-    use_child(monkeypatch, tmp_path, "echo; exec cat /dev/zero")
+    use_child(monkeypatch, tmp_path, "cat > /dev/null; echo; exec cat /dev/zero")
     with pytest.raises(ProtocolError):
         evaluate("1", timeout_s=10)
 
