@@ -227,3 +227,9 @@ def test_files_tests_and_checks_that_are_named_exist(page):
         assert not name or name in names_in(ROOT / path), f"{path}::{name}"
     for check in re.findall(r"doctor: `([^`]+)`", text_of(page)):
         assert check in set(PROBES) | DOCTORS_OWN, check
+
+
+def test_each_line_of_the_changelog_is_short_and_starts_with_what_one_can_do():
+    lines = re.findall(r"^- (.+)$", text_of(ROOT / "CHANGELOG.md"), re.MULTILINE)
+    assert lines
+    assert [line for line in lines if len(line.split()) > 25 or not line[0].isupper()] == []
