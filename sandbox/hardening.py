@@ -163,6 +163,9 @@ def _isolation(spec: SandboxSpec) -> dict[str, object]:
         "Privileged": False,
         "ReadonlyRootfs": True,
         "IpcMode": "private",
+        # Shared memory ends with its last user and there are no message queues: either would
+        # outlive the process that made it, and go on counting against the memory limit.
+        "Sysctls": {"kernel.shm_rmid_forced": "1", "kernel.msgmni": "0"},
         "CgroupnsMode": "private",
         "Devices": [],
         "PublishAllPorts": False,
@@ -185,6 +188,7 @@ def _resources(limits: Limits) -> dict[str, object]:
         "Ulimits": [
             _ulimit("nofile", limits.open_files),
             _ulimit("core", 0),
+            _ulimit("msgqueue", 0),
             # Above what either tmpfs holds: a writer is told "no space left", which is true.
             _ulimit("fsize", limits.workspace_size_bytes + limits.tmp_size_bytes),
         ],

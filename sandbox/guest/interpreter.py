@@ -7,7 +7,6 @@ import gc
 import importlib
 import os
 import signal
-import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,21 +37,25 @@ class KernelProcess:
     def __init__(self, workspace: str, value_limit: int, capture: Capture) -> None:
         from . import kernel  # noqa: PLC0415 - not needed to say hello, and slow to compile
 
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fd = ours.detach()
-            try:
-                self.pid = spawn(
-                    lambda: kernel.serve(theirs, workspace, value_limit),
-                    capture.write_fd,
-                    workspace,
-                    keep=(theirs.fileno(),),
-                )
-            except OSError:
-                os.close(fd)
-                raise
+        # Pipes, not a socket: user code could send open files over one, and some files make
+        # whoever closes them last wait for an hour.
+        answers, answer_fd = os.pipe()
+        request_fd, requests = os.pipe()
+        self.channel = Channel(answers, requests, MAX_REPLY)
+        try:
+            self.pid = spawn(
+                lambda: kernel.serve(request_fd, answer_fd, workspace, value_limit),
+                capture.write_fd,
+                workspace,
+                keep=(request_fd, answer_fd),
+            )
+        except OSError:
+            self.channel.close()
+            raise
+        finally:
+            os.close(request_fd)
+            os.close(answer_fd)
         self.capture = capture
-        self.channel = Channel(fd, fd, MAX_REPLY)
         self.names: list[str] = []
         self._value_limit = value_limit
         self.cpu_s = 0.0

@@ -13,7 +13,6 @@ import linecache
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 import types
@@ -134,21 +133,22 @@ def _open_streams() -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
 
 
-def serve(control: socket.socket, workspace: str, value_limit: int) -> None:
+def serve(request_fd: int, answer_fd: int, workspace: str, value_limit: int) -> None:
     """Answer calls until the supervisor is gone; the kernel process's main function."""
     _open_streams()
     sys.path.insert(0, workspace)
     sys.argv = [""]
     interpreter = Interpreter(workspace, value_limit)
     lines = wire.Lines()
-    control.settimeout(None)
     while True:
-        data = control.recv(RECEIVE_SIZE)
+        data = os.read(request_fd, RECEIVE_SIZE)
         if not data:
             os._exit(0)
         for line in lines.feed(data):
             request = wire.decode(line or b"")
-            control.sendall(_answer(interpreter, request["code"], request["number"]))
+            answer = memoryview(_answer(interpreter, request["code"], request["number"]))
+            while answer:
+                answer = answer[os.write(answer_fd, answer) :]
 
 
 def _answer(interpreter: Interpreter, code: str, number: int) -> bytes:

@@ -6,13 +6,18 @@ that takes nothing is dropped, never waited for.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
 import socket
 import struct
 import time
 from typing import Callable
 
+from .spawn import close_all_but
 from .wire import Channel, Frame
+
+MAX_STRANGERS = 32
 
 OnFrame = Callable[[Channel, Frame], None]
 
@@ -26,6 +31,7 @@ class Links:
         self._selector = selector
         self._on_frame = on_frame
         self._links: set[Channel] = set()
+        self._strangers: list[socket.socket] = []
 
     def listen(self, address: str, relay_uid: int) -> None:
         """Wait for later hosts on an abstract socket; only the relay's user is let in."""
@@ -44,10 +50,24 @@ class Links:
             return  # it has gone again
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", credentials)[1] != relay_uid:
-            peer.close()
+            self._turn_away(peer, listener)
             return
         fd = peer.detach()
         self.add(Channel(fd, fd))
+
+    def _turn_away(self, peer: socket.socket, listener: socket.socket) -> None:
+        """Close what user code has opened, now and then, in a child.
+
+        It may have sent open files along, and some files make whoever closes them last wait.
+        """
+        self._strangers.append(peer)
+        if len(self._strangers) < MAX_STRANGERS:
+            return
+        try:
+            _close_in_child(self._strangers)
+            self._strangers = []
+        except OSError:
+            self._selector.unregister(listener)  # no process to be had: nobody else is let in
 
     def add(self, link: Channel) -> None:
         """Serve one more link."""
@@ -102,6 +122,17 @@ class Links:
         self.current = None if link is self.current else self.current
         if not self._links:
             self.alone_since = time.monotonic()
+
+
+def _close_in_child(sockets: list[socket.socket]) -> None:
+    gate, key = os.pipe()
+    with contextlib.closing(os.fdopen(gate)), contextlib.closing(os.fdopen(key, "w")):
+        if os.fork() == 0:
+            close_all_but((gate, *(each.fileno() for each in sockets)))
+            os.read(gate, 1)  # until the parent's copies are closed
+            os._exit(0)
+        for each in sockets:
+            each.close()
 
 
 def watch_writing(

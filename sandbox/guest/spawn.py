@@ -42,7 +42,7 @@ def _become_child(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output_fd, 1)
         os.dup2(output_fd, 2)
-        _close_all_but(keep)
+        close_all_but(keep)
         processes.set_dumpable(
             allowed=True
         )  # else /dev/stdout and /proc/self/* are closed to user code
@@ -59,7 +59,8 @@ def _become_child(
         os._exit(127)
 
 
-def _close_all_but(keep: tuple[int, ...]) -> None:
+def close_all_but(keep: tuple[int, ...]) -> None:
+    """Close all descriptors of this process but the first three and `keep`."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > STDERR and fd not in keep:

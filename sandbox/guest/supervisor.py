@@ -383,7 +383,7 @@ class Supervisor:
             alive = False
         if not alive:
             # It speaks out of turn or no more; `_reap` sees its end.
-            self._unregister(kernel.channel.read_fd)
+            self._forget_channel(kernel)
             kernel.kill()
         elif kernel is self._kernel:
             self._watch_kernel(kernel)
@@ -401,9 +401,13 @@ class Supervisor:
         if kernel is None:
             return
         self._lost = kernel.names
-        self._unregister(kernel.channel.read_fd)
+        self._forget_channel(kernel)
         kernel.channel.close()
         self._retire(kernel.capture)
+
+    def _forget_channel(self, kernel: KernelProcess) -> None:
+        self._unregister(kernel.channel.read_fd)
+        self._unregister(kernel.channel.write_fd)
 
     # --- output ---------------------------------------------------------------------------
 

@@ -86,6 +86,25 @@ class TestProcesses:
         assert "process limit of 64" in done.limit
 
 
+class TestWhatOutlivesItsProcess:
+    def test_message_queues_cannot_be_had(self, container):
+        code = "import ctypes\nctypes.CDLL(None).msgget(0, 0o1600)"
+        assert container.python(code).value == "-1"
+        code = "import ctypes\nctypes.CDLL(None).mq_open(b'/q', 0o102, 0o600, 0)"
+        assert container.python(code).value == "-1"
+
+    def test_shared_memory_ends_with_its_last_user(self, container):
+        code = (
+            "import ctypes\nc = ctypes.CDLL(None)\nc.shmat.restype = ctypes.c_void_p\n"
+            "i = c.shmget(0, 50 << 20, 0o1600)\nassert i != -1\n"
+            "ctypes.memset(c.shmat(i, None, 0), 1, 50 << 20)\nNone"
+        )
+        assert container.python(code).outcome is Outcome.OK
+        done = container.python("import os\nos._exit(0)")
+        assert done.interpreter is Interpreter.RESTARTED
+        assert container.shell("tail -n +2 /proc/sysvipc/shm | wc -l").output.strip() == "0"
+
+
 class TestDisk:
     def test_a_full_workspace_is_an_error_of_the_writer(self, start):
         sandbox = start(memory_bytes=256 * MIB)
@@ -329,12 +348,10 @@ class TestForgery:
     ):
         lie = {"kind": "done", "number": 1, "value": value, "names": [], "cpu_s": 0, "error": None}
         code = (
-            "import json, os, socket, stat, time\n"
+            "import os, time\n"
             f"lie = {json.dumps(json.dumps(lie))}\n"
             "for fd in range(3, 200):\n"
-            "    try:\n"
-            "        if stat.S_ISSOCK(os.fstat(fd).st_mode):\n"
-            "            socket.socket(fileno=fd).sendall(lie.encode() + b'\\n')\n"
+            "    try:\n        os.write(fd, lie.encode() + b'\\n')\n"
             "    except OSError:\n        pass\n"
             "time.sleep(5)"
         )
@@ -354,6 +371,50 @@ class TestForgery:
         )
         assert container.python(code).value in {"b''", None}
         assert container.python("1 + 1").value == "2"
+
+    def test_files_that_are_slow_to_close_cannot_be_left_with_the_supervisor(self, container):
+        # A TCP socket with unread data and SO_LINGER blocks its last holder in close().
+        code = """
+import array, signal, socket, struct
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+keep = []
+def slow_to_close():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1)
+    c = socket.socket()
+    c.connect(listener.getsockname())
+    keep.append((listener, listener.accept()[0]))
+    c.setblocking(False)
+    try:
+        while True:
+            c.send(b"x" * 65536)
+    except BlockingIOError:
+        pass
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    return c
+sent = 0
+c = slow_to_close()
+for _ in range(200):
+    try:
+        s = socket.socket(socket.AF_UNIX)
+        s.settimeout(1)
+        s.connect("\0caisson-guest")
+        s.sendmsg([b" "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [c.fileno()]))])
+        s.close()
+        sent += 1
+    except OSError:
+        pass
+import os
+os.close(c.fileno())
+print(sent)
+"""
+        began = time.monotonic()
+        done = container.python(code.replace("\0", "\\0"), timeout_s=10)
+        assert int(done.output) > 0
+        assert container.python("1 + 1").value == "2"
+        assert time.monotonic() - began < 12
 
     def test_a_flood_of_connections_does_not_stop_the_supervisor(self, container):
         code = (

@@ -61,6 +61,7 @@ def test_limits_reach_the_engine_and_swap_adds_nothing():
     assert ulimits == {
         "nofile": (200, 200),
         "core": (0, 0),
+        "msgqueue": (0, 0),
         "fsize": (128 * MIB, 128 * MIB),
     }
 
