@@ -4,8 +4,6 @@ Run it with `.venv/bin/python docs/images/draw.py`; it needs Chromium, Pillow an
 JetBrains Mono. Steps that there is no room for are marked with dots; nothing is written by hand.
 """
 
-# ruff: noqa: INP001 - a script, no package
-
 from __future__ import annotations
 
 import base64
