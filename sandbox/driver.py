@@ -11,6 +11,7 @@ from sandbox.errors import GuestTimeout, ProtocolError, SandboxLost
 from sandbox.session import Session
 from sandbox.types import Execution, FileInfo, SandboxSpec
 
+SIGKILLED = 137
 ENDING_S = 2.0  # an ending sandbox breaks its link a moment before anybody can ask how it ended
 
 
@@ -114,6 +115,8 @@ def describe_end(exit_code: int, *, was_out_of_memory: bool, age_s: float, life_
         return f"the sandbox has reached its maximum life of {life_s:g} s"
     if was_out_of_memory:
         return "the sandbox ran out of memory and its first process was killed"
+    if exit_code == SIGKILLED:
+        return "the sandbox was killed: for its memory limit, or from outside (exit code 137)"
     return f"the sandbox ended by itself (exit code {exit_code})"
 
 

@@ -192,8 +192,9 @@ def _resources(limits: Limits) -> dict[str, object]:
             # Above what either tmpfs holds: a writer is told "no space left", which is true.
             _ulimit("fsize", limits.workspace_size_bytes + limits.tmp_size_bytes),
         ],
-        # When the host itself runs out of memory, a sandbox goes before anything else does.
-        "OomScoreAdj": 500,
+        # Not raised: what user code starts is (by the guest), and it may lower its own to 0, which
+        # must not be below that of the first process.
+        "OomScoreAdj": 0,
     }
 
 

@@ -24,12 +24,12 @@ class Record(BaseModel):
 class Limits(Record):
     """The hard limits of one sandbox. Each of them is enforced by the kernel or by the guest."""
 
-    memory_bytes: int = Field(512 * MIB, ge=64 * MIB, description="RAM, swap included")
+    memory_bytes: int = Field(512 * MIB, ge=64 * MIB, le=2**46, description="RAM, swap included")
     cpus: float = Field(1.0, gt=0, le=1024)
     pids: int = Field(64, ge=8, le=32768, description="processes and threads, guest included")
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="default limit of one call")
     max_life_s: float = Field(3600.0, gt=0, description="the container ends itself after this")
-    open_files: int = Field(1024, ge=64)
+    open_files: int = Field(1024, ge=128, le=2**20)
     output_bytes: int = Field(32_768, ge=1024, description="output of a call kept for the caller")
     spill_bytes: int = Field(16 * MIB, ge=0, description="output of a call kept in a file")
     output_kill_bytes: int = Field(256 * MIB, ge=65_536, description="a call ends past this")

@@ -76,6 +76,11 @@ class Capture:
             os.close(self._spill)
             self._spill = None
 
+    def retire(self) -> None:
+        """From now on only count: its call is over, and open files are few."""
+        self.end()
+        self._spill_limit = 0
+
     def read(self) -> int:
         """Take what is there; returns its size, 0 at the end of the stream, -1 for nothing yet."""
         try:
@@ -97,7 +102,7 @@ class Capture:
 
     def _spill_over(self, data: bytes) -> None:
         """Write the full text to a file once it is more than will be kept."""
-        if self.kept.total + len(data) <= self._limit:
+        if self.kept.total + len(data) <= self._limit or not self._spill_limit:
             return
         if self.file is None:
             self._open_spill()

@@ -7,6 +7,8 @@ import sys
 from typing import Any, Callable
 
 MAX_FIGURES = 20
+LINE = 100
+MAX_PRETTY = 16_000  # laying out a million elements takes seconds, and few would be kept
 SEQUENCE_TYPES = (list, tuple, dict, set, frozenset)
 
 PANDAS_OPTIONS = {
@@ -22,11 +24,12 @@ NUMPY_OPTIONS = {"threshold": 200, "edgeitems": 3, "linewidth": 120}
 def text(value: object) -> str:
     """Show a value as a notebook does; tables and arrays are kept short by their own options."""
     _shorten_libraries()
-    if type(value) in SEQUENCE_TYPES:
+    shown = repr(value)
+    if type(value) in SEQUENCE_TYPES and LINE < len(shown) < MAX_PRETTY:
         import pprint  # noqa: PLC0415 - slow to import, and not needed to start
 
-        return pprint.pformat(value, width=100, compact=True, sort_dicts=False)
-    return repr(value)
+        return pprint.pformat(value, width=LINE, compact=True, sort_dicts=False)
+    return shown
 
 
 _shortened: set[str] = set()

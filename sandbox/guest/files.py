@@ -6,12 +6,14 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 MAX_FILES = 10_000
 MAX_REPORTED = 200
 MAX_DEPTH = 32
+MAX_LISTING = 2 * 1024 * 1024
+ROW_BYTES = 32
 MAX_SCAN_S = 0.5
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 REGULAR = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -148,4 +150,19 @@ def _walk(root: str, prefix: str, depth: int) -> Iterator[tuple[os.DirEntry[str]
 def changed(before: Snapshot, after: Snapshot) -> list[list[object]]:
     """List name and size of the files that are new or different, sorted, at most a few hundred."""
     names = sorted(name for name, seen in after.items() if before.get(name) != seen)
-    return [[name, after[name][0]] for name in names[:MAX_REPORTED]]
+    return _fitting([name, after[name][0]] for name in names[:MAX_REPORTED])
+
+
+def listing(root: str) -> list[list[object]]:
+    """List name and size of all files, sorted, as many as fit into a frame."""
+    return _fitting([name, seen[0]] for name, seen in sorted(snapshot(root).items()))
+
+
+def _fitting(rows: Iterable[list[Any]]) -> list[list[object]]:
+    found, size = [], 0
+    for row in rows:
+        size += len(row[0].encode()) + ROW_BYTES
+        if size > MAX_LISTING:
+            break
+        found.append(row)
+    return found

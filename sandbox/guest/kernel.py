@@ -22,8 +22,10 @@ from . import display, report, wire
 from .capture import Bounded
 
 MAX_NAMES = 500
+MAX_NAME = 80
 CO_COROUTINE = 0x80  # as in inspect, which takes long to import
 RECEIVE_SIZE = 256 * 1024
+BUILTINS = dict(vars(builtins))
 
 
 class Interpreter:
@@ -50,6 +52,8 @@ class Interpreter:
 
     def _guarded(self, code: str, name: str) -> dict[str, Any]:
         signal.signal(signal.SIGINT, self._interrupted)
+        for builtin, value in BUILTINS.items():  # else code that has deleted one ends all others
+            builtins.__dict__.setdefault(builtin, value)
         try:
             self._running = True
             value = self._run(code, name)
@@ -98,7 +102,7 @@ class Interpreter:
     def names(self) -> list[str]:
         """The names that user code has defined, in the order in which it did."""
         names = [name for name in list(self._module.__dict__) if type(name) is str]
-        return [name for name in names if not name.startswith("_")][:MAX_NAMES]
+        return [name[:MAX_NAME] for name in names if not name.startswith("_")][:MAX_NAMES]
 
 
 def _cpu_s() -> float:

@@ -133,13 +133,24 @@ def _facts(
         return {"files": sorted(os.listdir(workspace)), "folder": [os.getcwd()]}
     if isinstance(error, NameError):
         names = [name for name in namespace if not name.startswith("_")]
-        return {"names": names, "name": [getattr(error, "name", None) or ""]}
+        return _named(error, names)
     if isinstance(error, AttributeError):
         owner = getattr(error, "obj", None)
         public = [name for name in dir(owner) if not name.startswith("_")]
         names = public if owner is not None else []
-        return {"names": names, "name": [getattr(error, "name", None) or ""]}
+        return _named(error, names)
     return {}
+
+
+def _named(error: NameError | AttributeError, names: list[str]) -> dict[str, list[Any]]:
+    """What was asked for and what there is, the closest first: of the rest not all is told."""
+    wanted = getattr(error, "name", None)  # since Python 3.10
+    if not isinstance(wanted, str):
+        return {"names": names, "name": [""]}
+    import difflib  # noqa: PLC0415 - slow to import, and not needed to start
+
+    close = difflib.get_close_matches(wanted, names, n=5)
+    return {"names": close + [name for name in names if name not in close], "name": [wanted]}
 
 
 def _frame_facts(error: KeyError, steps: list[Step]) -> dict[str, list[Any]]:

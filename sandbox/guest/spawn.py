@@ -39,13 +39,11 @@ def _become_child(
         for number in DEFAULT_AGAIN:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 1)  # stdin is /dev/null already, see `main`
         os.dup2(output_fd, 2)
         close_all_but(keep)
-        processes.set_dumpable(
-            allowed=True
-        )  # else /dev/stdout and /proc/self/* are closed to user code
+        # Else /dev/stdout and /proc/self/* are closed to user code.
+        processes.set_dumpable(allowed=True)
         _volunteer_for_oom()
         _enter(cwd)
         if os.getppid() == 1:
@@ -60,14 +58,12 @@ def _become_child(
 
 
 def close_all_but(keep: tuple[int, ...]) -> None:
-    """Close all descriptors of this process but the first three and `keep`."""
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd > STDERR and fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                continue  # the listing's own descriptor
+    """Close all descriptors of this process but the first three and `keep`; opens none for it."""
+    first = STDERR + 1
+    for fd in sorted(keep):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _enter(folder: str) -> None:

@@ -207,8 +207,7 @@ class Supervisor:
         self._answer(answer)
 
     def _on_list(self, frame: Frame) -> None:
-        found = sorted(files.snapshot(self._workspace).items())
-        listing = [[name, seen[0]] for name, seen in found]
+        listing = files.listing(self._workspace)
         self._answer({"kind": "files", "id": wire.text(frame, "id", MAX_ID), "files": listing})
 
     def _on_close(self, _frame: Frame) -> None:
@@ -434,6 +433,7 @@ class Supervisor:
 
     def _retire(self, capture: Capture) -> None:
         """Read on while children in the background write, so that they neither block nor die."""
+        capture.retire()
         self._captures.append(capture)
         spare = [old for old in self._captures if old.has_ended and not self._is_in_use(old)]
         for old in spare or self._captures[:-MAX_CAPTURES]:

@@ -1,10 +1,10 @@
-"""A system-call filter for user code: it may not turn the supervisor's own limits and rank.
+"""A system-call filter for user code, on top of Docker's own and inherited by all that it starts.
 
 The kernel lets any process change the resource limits, priority and processors of another one of
 the same user, and the supervisor is such a one: `prlimit(1, RLIMIT_NOFILE, (0, 0))` would end the
 sandbox. A classic BPF program in front of these calls refuses them where they name the supervisor
-(or everybody). It comes on top of Docker's own filter, and is inherited by all that user code
-starts.
+(or everybody). It also refuses kinds of sockets that no network namespace holds (AF_VSOCK reaches
+a virtual machine's host) and io_uring, whose operations pass all such filters by.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16
 X32_BIT = 0x40000000
+IO_URING_SETUP = 425  # the same number everywhere
+SOCKETS = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 
 
 class Machine(NamedTuple):
@@ -37,37 +39,60 @@ class Machine(NamedTuple):
     sched_setattr: int
     setpriority: int
     ioprio_set: int
+    socket: int
 
 
 MACHINES = {
-    "x86_64": Machine(0xC000003E, 302, 203, 142, 144, 314, 141, 251),
-    "aarch64": Machine(0xC00000B7, 261, 122, 118, 119, 274, 140, 30),
+    "x86_64": Machine(0xC000003E, 302, 203, 142, 144, 314, 141, 251, 41),
+    "aarch64": Machine(0xC00000B7, 261, 122, 118, 119, 274, 140, 30, 198),
 }
 
 
 class Rule(NamedTuple):
-    """Refuse `call` where argument `argument` is (or, turned round, is not) `value`."""
+    """Refuse `call` where an argument is among `values`, or (`allows`) where it is not."""
 
     call: int
     argument: int
-    value: int
-    is_turned_round: bool = False
+    values: tuple[int, ...]
+    allows: bool = False
 
 
 def _rules(machine: Machine, supervisor: int) -> list[Rule]:
     by_pid = machine[1:6]
     return [
-        *(Rule(call, 0, supervisor) for call in by_pid),
+        *(Rule(call, 0, (supervisor,)) for call in by_pid),
         # The first argument says whether the second is a process, a group or a user.
-        Rule(machine.setpriority, 1, supervisor),
-        Rule(machine.setpriority, 0, 0, is_turned_round=True),
-        Rule(machine.ioprio_set, 1, supervisor),
-        Rule(machine.ioprio_set, 0, 1, is_turned_round=True),
+        Rule(machine.setpriority, 1, (supervisor,)),
+        Rule(machine.setpriority, 0, (0,), allows=True),
+        Rule(machine.ioprio_set, 1, (supervisor,)),
+        Rule(machine.ioprio_set, 0, (1,), allows=True),
+        Rule(machine.socket, 0, SOCKETS, allows=True),
+        Rule(IO_URING_SETUP, 0, (), allows=True),
     ]
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _steps(rule: Rule) -> list[bytes]:
+    """Compare, refuse, and load the call's number again for the next rule. Jumps are relative."""
+    count = len(rule.values)
+    compared = []
+    for index, value in enumerate(rule.values):
+        to_refusal = count - 1 - index
+        if rule.allows:
+            compared.append(_step(EQUAL, value, if_true=to_refusal + 1))
+        else:
+            is_last = to_refusal == 0
+            compared.append(_step(EQUAL, value, if_true=to_refusal, if_false=int(is_last)))
+    return [
+        _step(EQUAL, rule.call, if_false=count + 3),
+        _step(LOAD, ARGUMENTS_AT + 8 * rule.argument),  # the low half: none of these has another
+        *compared,
+        _step(RETURN, REFUSE | errno.EPERM),
+        _step(LOAD, NUMBER_AT),
+    ]
 
 
 @functools.lru_cache
@@ -82,15 +107,7 @@ def program(machine: Machine, supervisor: int) -> bytes:
         _step(RETURN, REFUSE | errno.ENOSYS),
     ]
     for rule in _rules(machine, supervisor):
-        # Low half of the argument: a pid has no other.
-        if_true, if_false = (1, 0) if rule.is_turned_round else (0, 1)
-        steps += [
-            _step(EQUAL, rule.call, if_false=4),
-            _step(LOAD, ARGUMENTS_AT + 8 * rule.argument),
-            _step(EQUAL, rule.value, if_true, if_false),
-            _step(RETURN, REFUSE | errno.EPERM),
-            _step(LOAD, NUMBER_AT),
-        ]
+        steps += _steps(rule)
     return b"".join([*steps, _step(RETURN, ALLOW)])
 
 

@@ -48,6 +48,11 @@ class TestMemory:
         assert done.outcome is Outcome.OOM
         assert container.python("1 + 1").value == "2"
 
+    def test_user_code_that_ranks_itself_low_is_still_the_one_to_go(self, container):
+        code = "open('/proc/self/oom_score_adj', 'w').write('0')\na = bytearray(4 << 30)"
+        assert container.python(code).outcome is Outcome.OOM
+        assert container.python("1 + 1").value == "2"
+
     def test_a_neighbour_is_not_harmed(self, start):
         first, second = start(memory_bytes=128 * MIB), start(memory_bytes=128 * MIB)
         code = "import time\nb = bytearray(60 << 20)\ntime.sleep(1)\nlen(b)"
@@ -205,6 +210,12 @@ ESCAPES = {
         "import os\nos.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))",
         "PermissionError",
     ),
+    "the virtual machine's host": ("import socket\nsocket.socket(40, 1)", "PermissionError"),
+    "io_uring": (
+        "import ctypes, os\nc = ctypes.CDLL(None, use_errno=True)\n"
+        "if c.syscall(425, 1, 0) < 0:\n    raise PermissionError(os.strerror(ctypes.get_errno()))",
+        "PermissionError",
+    ),
     "own cgroup": ("open('/sys/fs/cgroup/memory/memory.limit_in_bytes', 'w')", "OSError"),
 }
 
@@ -280,6 +291,35 @@ class TestSelfHarm:
             "os.sched_getaffinity(0) == os.sched_setaffinity(0, os.sched_getaffinity(0))"
         )
         assert done.outcome is Outcome.OK
+
+    def test_a_builtin_that_is_deleted_is_back_for_the_next_call(self, container):
+        container.python("import builtins\ndel builtins.compile, builtins.eval, builtins.print")
+        assert container.python("print(1)\n1 + 1").value == "2"
+
+    def test_names_of_any_number_and_length_are_told_as_far_as_they_fit(self, container):
+        code = "for i in range(600): globals()['n' + ',' * 20_000 + str(i)] = i\n'ok'"
+        assert container.python(code).value == "'ok'"
+        lost = container.python("import os\nos._exit(1)").lost_names
+        assert 0 < len(lost) <= 500
+
+    def test_files_of_any_number_and_name_are_listed_as_far_as_they_fit(self, container):
+        code = (
+            "import os\n"
+            "for d in range(5):\n"
+            "    path = '/'.join(['é' * 100] * 8) + str(d)\n"
+            "    os.makedirs(path)\n"
+            "    for i in range(1000): open(f'{path}/{i}', 'w').close()\n"
+        )
+        done = container.python(code, timeout_s=60)
+        assert 0 < len(done.files) <= 200
+        assert 500 < len(container.files()) < 5000
+
+    def test_many_shells_in_the_background_leave_room_for_the_next(self, start):
+        sandbox = start(open_files=128)
+        for _ in range(40):
+            sandbox.shell("for i in $(seq 20000); do echo line $i; done; sleep 60 &")
+        assert sandbox.shell("echo ok").output == "ok\n"
+        assert sandbox.python("open('x', 'w').close()\n'ok'").value == "'ok'"
 
     def test_a_workspace_that_is_closed_can_be_opened_again(self, container):
         container.shell("chmod 000 .")

@@ -191,7 +191,7 @@ class TestLimitsAreEnforced:
     """Each limit is given an odd value, and the kernel is asked what it has got."""
 
     def test_open_files(self, start):
-        assert start(open_files=77).shell("ulimit -n").output == "77\n"
+        assert start(open_files=177).shell("ulimit -n").output == "177\n"
 
     def test_cpus(self, start):
         code = "import time\nt, c = time.time(), time.process_time()\n"

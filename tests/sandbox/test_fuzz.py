@@ -260,6 +260,18 @@ def test_a_guest_that_talks_without_end_is_cut_off(piece):
     flooding.join(10)
 
 
+@pytest.mark.parametrize("part", ['"k{}":0', "0"])
+def test_a_frame_of_many_parts_is_refused_before_it_is_looked_at(part):
+    inner = ",".join(part.format(i) for i in range(700_000))
+    line = (
+        f'{{"kind":"result",{inner}}}' if ":" in part else f'{{"kind":"files","files":[{inner}]}}'
+    )
+    began = time.monotonic()
+    with pytest.raises(ProtocolError, match="parts"):
+        protocol.read(line.encode())
+    assert time.monotonic() - began < 1
+
+
 def test_a_silent_guest_is_given_up_in_time(monkeypatch):
     monkeypatch.setattr("sandbox.session.ENDING_S", 0.2)
     ours, theirs = socket.socketpair()
