@@ -9,17 +9,19 @@ from sandbox.types import SandboxSpec
 
 pytestmark = pytest.mark.engine
 
-# Takes all processes there are, then knocks at the supervisor's door more often than it opens.
+# Keeps all processes there are, and knocks at the supervisor's door more often than it opens.
 KNOCK = """
 import os, socket, time
-while True:
+def take_all():
     try:
-        if os.fork() == 0:
-            time.sleep(1000)
+        while True:
+            if os.fork() == 0:
+                time.sleep(1000)
     except OSError:
-        break
+        pass
 kept = []
-for _ in range(64):
+for _ in range(200):
+    take_all()
     knock = socket.socket(socket.AF_UNIX)
     knock.settimeout(1)
     try:
