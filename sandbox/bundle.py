@@ -59,8 +59,12 @@ main(CONFIG)
 
 
 def guest_command() -> list[str]:
-    """The command of a container: isolated from its environment and from its folder."""
-    return ["python3", "-I", "-c", BOOTSTRAP]
+    """The command of a container: isolated from its environment and from its folder.
+
+    Without the site packages, which user code gets later (`guest.interpreter.prepare`): they are
+    not needed to say hello.
+    """
+    return ["python3", "-I", "-S", "-c", BOOTSTRAP]
 
 
 def relay_command() -> list[str]:

@@ -67,10 +67,12 @@ class DockerSandbox(GuestSandbox):
     def _greet(cls, engine: Engine, container: str, spec: SandboxSpec) -> Self:
         session = Session(engine.attach(container), spec)
         config = bundle.guest_config(spec, bundle.WORKSPACE, is_container=True)
+        deadline = time.monotonic() + START_S
         try:
-            # Sent before the start: the engine hands it over when the process reads.
+            # Sent before the start: the guest reads it while the engine is still busy starting.
+            nonce = session.say_hello(deadline, bundle.luggage(config))
             engine.start(container)
-            session.hello(START_S, bundle.luggage(config))
+            session.hear_hello(nonce, deadline)
         except SandboxLost as error:
             words = session.last_words() or str(error)
             raise SandboxUnavailable(f"the guest did not start: {words[-500:]}") from error

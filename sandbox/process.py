@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Self
 
@@ -50,7 +51,9 @@ class ProcessSandbox(GuestSandbox):
         sandbox = cls(process, workspace, session)
         config = bundle.guest_config(spec, str(workspace), is_container=False)
         try:
-            session.hello(START_S, bundle.luggage({**config, "linger_s": 0.0}))
+            deadline = time.monotonic() + START_S
+            nonce = session.say_hello(deadline, bundle.luggage({**config, "linger_s": 0.0}))
+            session.hear_hello(nonce, deadline)
         except BaseException:
             sandbox.close()
             raise

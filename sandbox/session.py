@@ -61,13 +61,24 @@ class Session:
 
     # --- opening --------------------------------------------------------------------------
 
-    def hello(self, timeout_s: float = ANSWER_S, luggage: bytes = b"") -> Hello:
+    def hello(self, timeout_s: float = ANSWER_S) -> Hello:
         """Open, or re-open, the conversation; whatever came before its answer is thrown away."""
-        nonce = uuid.uuid4().hex
         deadline = time.monotonic() + timeout_s
+        return self.hear_hello(self.say_hello(deadline), deadline)
+
+    def say_hello(self, deadline: float, luggage: bytes = b"") -> str:
+        """Send the first words, `luggage` before them; returns the nonce of their answer."""
+        nonce = uuid.uuid4().hex
         # A newline first: it ends the half-written line of a host that died.
         first = b"\n" + protocol.write("hello", nonce=nonce, generation=self.spec.generation)
         self._send(luggage + first, deadline)
+        return nonce
+
+    def hear_hello(self, nonce: str, deadline: float) -> Hello:
+        """Wait for the answer with this nonce.
+
+        Raises `ImageUnsuitable`, or `StaleGeneration` if another host owns the sandbox.
+        """
         while True:
             try:
                 said = self._next(deadline)

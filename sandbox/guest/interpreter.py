@@ -20,8 +20,11 @@ MAX_TEXT = 8000
 MAX_ITEMS = 500
 
 
-def preload(names: Iterable[str]) -> None:
-    """Import heavy libraries once, here, so that each kernel is forked with them in place."""
+def prepare(names: Iterable[str]) -> None:
+    """Make the site packages importable, and import heavy libraries once for all kernels."""
+    import site  # noqa: PLC0415 - not needed to say hello
+
+    site.main()
     for name in names:
         try:
             importlib.import_module(name)

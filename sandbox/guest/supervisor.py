@@ -16,7 +16,7 @@ from typing import Any, Callable
 from . import files, processes, shell, wire
 from .calls import MIB, Call, Exit, Stage, outcome_of, read_exit, why_it_ended
 from .capture import Capture
-from .interpreter import KernelProcess, preload
+from .interpreter import KernelProcess, prepare
 from .links import Links, watch_writing
 from .memory import Counters
 from .results import Results
@@ -149,7 +149,7 @@ class Supervisor:
         }
         self._links.say(link, answer)
         if self._kernel is None and self._call is None:
-            preload(self._config["preload"])
+            prepare(self._config["preload"])
             self._start_kernel()
 
     def _on_execute(self, frame: Frame) -> None:
