@@ -28,8 +28,8 @@ LINK = re.compile(r"(?:\]\(|(?:href|src)=\")([^)\"\s]+)")
 ROW = re.compile(r"^\| (.+?) \|$", re.MULTILINE)
 # Seconds and sizes, in the lines that account for a run (FIGURE finds them when escaped).
 ACCOUNT = re.compile(r"\s*[✓✗] |status: ")
-FIGURE_PATTERN = r"\d+(?:\.\d+)? (?:ms|s|kB|MB)\b"
-FIGURE = re.compile(r"\d+(?:\\\.\d+)?\\ (?:ms|s|kB|MB)\b")
+FIGURE_PATTERN = r"\d+(?:\.\d+)? (?:ms|s|KiB|MiB)\b"
+FIGURE = re.compile(r"\d+(?:\\\.\d+)?\\ (?:ms|s|KiB|MiB)\b")
 WITHOUT_ENGINE = re.compile(r"caisson (?:config|--|exec --expression)|-h\b|--help")
 WORKED_OUT = {"workspace_size", "tmp_size", "max_life_s"}  # from other settings, said in words
 DOCTORS_OWN = {"engine", "image", "start", "environment", "removal", "life"}
@@ -106,7 +106,7 @@ def test_an_example_prints_what_is_said(example, folder):
 @pytest.mark.parametrize(
     ("said", "printed", "is_same"),
     [
-        ("✓ ok  2 ms · peak 9.8 MB", "✓ ok  0.3 s · peak 10 MB", True),
+        ("✓ ok  2 ms · peak 9.8 MiB", "✓ ok  0.3 s · peak 10 MiB", True),
         ("✓ ok  2 ms", "✗ ok  2 ms", False),
         ("limit of 2 s", "limit of 3 s", False),
         ("a …, c", "a b, c", True),

@@ -23,6 +23,7 @@ _STATUS = {
     ResultStatus.SKIPPED: "not run",
 }
 _OUTCOME = {Outcome.OOM: "out of memory", Outcome.OUTPUT_LIMIT: "output limit"}
+_SAID_BY_LIMIT = {"TimeLimit", "MemoryLimit", "OutputLimit"}
 _FILES = 20
 _NAMES = 30
 
@@ -86,7 +87,8 @@ def _error_lines(execution: Execution) -> list[str]:
     if execution.limit and not execution.error:
         lines.append(f"{execution.limit} reached, peak {said_bytes(execution.peak_memory_bytes)}")
     if error := execution.error:
-        lines.append(f"{error.type}: {error.message}" if error.message else error.type)
+        if not execution.limit or error.type not in _SAID_BY_LIMIT:
+            lines.append(f"{error.type}: {error.message}" if error.message else error.type)
         if error.line is not None:
             lines.append(f"  line {error.line}: {(error.source or '').strip()}")
     if execution.interpreter is Interpreter.RESTARTED:

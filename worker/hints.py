@@ -123,7 +123,7 @@ def hint(
 def said_bytes(size: int) -> str:
     """A size as people write it."""
     amount, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB"):
+    for larger in ("KiB", "MiB", "GiB"):
         if amount < 1000:  # noqa: PLR2004 - the next unit
             break
         amount, unit = amount / 1024, larger
@@ -149,7 +149,9 @@ def _ended(case: _Case) -> str | None:
 
 
 def _killed(case: _Case) -> str | None:
-    return hint_text("killed") if case.execution.outcome is Outcome.KILLED else None
+    if case.execution.outcome is not Outcome.KILLED or case.type == "Cancelled":
+        return None
+    return hint_text("killed")
 
 
 def _expression(case: _Case) -> str | None:

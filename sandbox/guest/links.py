@@ -32,6 +32,8 @@ class Links:
         self._on_frame = on_frame
         self._links: set[Channel] = set()
         self._strangers: list[socket.socket] = []
+        self._paused: socket.socket | None = None
+        self._relay_uid = -1
 
     def listen(self, address: str, relay_uid: int) -> None:
         """Wait for later hosts on an abstract socket; only the relay's user is let in."""
@@ -39,17 +41,21 @@ class Links:
         listener.bind(b"\0" + address.encode())
         listener.listen(64)
         listener.settimeout(0)
+        self._relay_uid = relay_uid
+        self._watch(listener)
+
+    def _watch(self, listener: socket.socket) -> None:
         self._selector.register(
-            listener, selectors.EVENT_READ, lambda _events: self._accept(listener, relay_uid)
+            listener, selectors.EVENT_READ, lambda _events: self._accept(listener)
         )
 
-    def _accept(self, listener: socket.socket, relay_uid: int) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
             peer, _ = listener.accept()
         except OSError:
             return  # it has gone again
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if struct.unpack("3i", credentials)[1] != relay_uid:
+        if struct.unpack("3i", credentials)[1] != self._relay_uid:
             self._turn_away(peer, listener)
             return
         fd = peer.detach()
@@ -63,11 +69,19 @@ class Links:
         self._strangers.append(peer)
         if len(self._strangers) < MAX_STRANGERS:
             return
-        try:
+        self._selector.unregister(listener)
+        self._paused = listener
+        self.tend()
+
+    def tend(self) -> None:
+        """Let others in again, as soon as a process can be had to close those turned away."""
+        if self._paused is None:
+            return
+        listener = self._paused
+        with contextlib.suppress(OSError):
             _close_in_child(self._strangers)
-            self._strangers = []
-        except OSError:
-            self._selector.unregister(listener)  # no process to be had: nobody else is let in
+            self._strangers, self._paused = [], None
+            self._watch(listener)
 
     def add(self, link: Channel) -> None:
         """Serve one more link."""

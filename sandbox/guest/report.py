@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ MAX_FRAMES = 12
 MAX_FACTS = 60
 MAX_FACT = 80
 MAX_CAUSES = 3
+WORD = re.compile(r"[^\W\d]\w*")
 SYNTAX_ERRORS = (SyntaxError, IndentationError, TabError)
 
 Step = tuple[types.FrameType, int]
@@ -154,16 +156,22 @@ def _named(error: NameError | AttributeError, names: list[str]) -> dict[str, lis
 
 
 def _frame_facts(error: KeyError, steps: list[Step]) -> dict[str, list[Any]]:
-    """The keys at hand: columns of the tables (or keys of the dicts) on the failing line."""
-    if not steps:
-        return {}
-    frame, line = steps[-1]
-    source = linecache.getline(frame.f_code.co_filename, line)
+    """The keys at hand: columns of the first table (or keys of the dict) on the failing line."""
     missing = [str(error.args[0])] if error.args else []
-    for name, value in {**frame.f_globals, **frame.f_locals}.items():
-        if name.startswith("_") or name not in source:
-            continue
-        keys = getattr(value, "columns", None) if not isinstance(value, dict) else list(value)
+    frame, line = steps[-1] if steps else (None, 0)
+    if frame is None:
+        return {}
+    names = {**frame.f_globals, **frame.f_locals}
+    for name in WORD.findall(linecache.getline(frame.f_code.co_filename, line)):
+        keys = _keys(names.get(name))
         if keys is not None:
             return {"frame": [name], "columns": list(keys), "key": missing}
     return {"key": missing}
+
+
+def _keys(value: Any) -> Any:
+    """Columns of a table, or of the table that is grouped; keys of a dict; else None."""
+    if isinstance(value, dict):
+        return value
+    grouped = getattr(value, "obj", None) if type(value).__name__.endswith("GroupBy") else None
+    return getattr(value if grouped is None else grouped, "columns", None)

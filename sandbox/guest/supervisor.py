@@ -78,6 +78,7 @@ class Supervisor:
             for key, events in self._selector.select(self._patience()):
                 key.data(events)
             self._reap()
+            self._links.tend()
             self._watch_call()
 
     def _is_over(self) -> bool:

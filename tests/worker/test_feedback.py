@@ -60,7 +60,7 @@ def test_out_of_memory_is_told_with_numbers_and_what_was_lost():
     )
     text, _ = render(Observation(1, status=ResultStatus.ERROR, execution=execution))
     assert "status: out of memory  (call 1, ran 2.0 s, interpreter restarted)" in text
-    assert "memory limit of 512 MiB reached, peak 500 MB" in text
+    assert "memory limit of 512 MiB reached, peak 500 MiB" in text
     assert "variables are gone: df, x" in text
     assert "chunksize" in text
     assert "137" not in text
@@ -75,7 +75,7 @@ def test_cut_output_says_how_much_there_was_and_how_to_see_it():
     execution = ok("head … tail", output_truncated=True, output_file="output/3.txt")
     execution = execution.model_copy(update={"output_bytes": 5_000_000})
     text, _ = render(Observation(3, execution=execution))
-    assert "4.8 MB were written" in text
+    assert "4.8 MiB were written" in text
     assert "read_output(call=3)" in text
 
 
@@ -83,7 +83,7 @@ def test_files_and_background_processes_are_named():
     files = tuple(FileInfo(name=f"{i}.png", size=2048, mime="image/png") for i in range(25))
     execution = ok(background_processes=2)
     text, _ = render(Observation(1, execution=execution, files=files))
-    assert "new or changed files: 0.png (2.0 kB), " in text
+    assert "new or changed files: 0.png (2.0 KiB), " in text
     assert "and 5 more" in text
     assert "background processes still running: 2" in text
 
@@ -156,7 +156,7 @@ CASES = [
         "",
         "not utf-8; try encoding='latin-1'",
     ),
-    (failed("MemoryError", "", peak_memory_bytes=300 << 20), "", "peak so far 300 MB"),
+    (failed("MemoryError", "", peak_memory_bytes=300 << 20), "", "peak so far 300 MiB"),
     (
         failed("numpy._core._exceptions._ArrayMemoryError", "Unable to allocate 8.00 GiB"),
         "",
@@ -278,7 +278,7 @@ def test_a_long_list_of_columns_is_cut():
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (2048, "2.0 kB"), (500 << 20, "500 MB"), (3 << 30, "3.0 GB")],
+    [(0, "0 B"), (999, "999 B"), (2048, "2.0 KiB"), (500 << 20, "500 MiB"), (3 << 30, "3.0 GiB")],
 )
 def test_sizes_are_told_as_people_write_them(size, text):
     assert said_bytes(size) == text
