@@ -20,7 +20,7 @@ from sandbox import bundle
 from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
 from sandbox.engine import Engine
 from sandbox.errors import SandboxLost, SandboxUnavailable
-from sandbox.hardening import container_options
+from sandbox.hardening import SANDBOX_UIDS, container_options
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
 
@@ -52,6 +52,7 @@ class DockerSandbox(GuestSandbox):
         options = harden(
             spec,
             command=bundle.guest_command(),
+            uid=secrets.choice(SANDBOX_UIDS),
             deadline=time.time() + spec.limits.max_life_s,
             image_volumes=volumes,
         )

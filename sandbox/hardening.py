@@ -33,7 +33,9 @@ from pathlib import Path
 from sandbox.errors import SpecInvalid
 from sandbox.types import MIB, Limits, Mount, SandboxSpec
 
-SANDBOX_UID = 65532
+# A user of its own for each sandbox: some of the kernel's quotas (watches, pipe buffers) are kept
+# by user, and neighbours would share them. Above what hosts and images give to anybody.
+SANDBOX_UIDS = range(1 << 20, 1 << 21)
 WORKSPACE = "/workspace"
 MOUNT_ROOT = "/mnt"
 HOSTNAME = "sandbox"
@@ -57,6 +59,8 @@ _LEFT_OUT = (
 # the engine supplies the usual one where an image has none.
 _ENVIRONMENT = {
     "HOME": "/tmp",
+    "USER": "sandbox",
+    "LOGNAME": "sandbox",  # the image has no name for the user's number
     "TMPDIR": "/tmp",
     "MPLCONFIGDIR": "/tmp/.config/matplotlib",
     "XDG_CACHE_HOME": "/tmp/.cache",
@@ -102,7 +106,7 @@ def container_options(
     *,
     command: Sequence[str],
     deadline: float,
-    uid: int = SANDBOX_UID,
+    uid: int = SANDBOX_UIDS[0],
     image_volumes: Iterable[str] = (),
 ) -> dict[str, object]:
     """Return the body of `POST /containers/create` for `spec`.

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from sandbox.errors import SpecInvalid
-from sandbox.hardening import MOUNT_ROOT, SANDBOX_UID
+from sandbox.hardening import MOUNT_ROOT
 from sandbox.transcript import clean
 from sandbox.types import Mount
 
@@ -86,8 +86,7 @@ def _checked(path: Path, forbidden: Sequence[Path]) -> Path:
         raise _refusal(path, source, f"is {special}", _COPY)
     if not _is_readable(status):
         raise SpecInvalid(
-            f"{_shown(path)}: the sandbox's user (uid {SANDBOX_UID}) may not read it: "
-            "chmod o+rX, or " + _COPY
+            f"{_shown(path)}: the sandbox's user may not read it: chmod o+rX, or " + _COPY
         )
     for entry, kind in _special_entries(source):
         raise _refusal(path, source, f"contains {kind} ({entry})", _ELSEWHERE)
@@ -119,12 +118,8 @@ def _refusal(path: Path, source: Path, what: str, remedy: str) -> SpecInvalid:
 
 def _is_readable(status: os.stat_result) -> bool:
     """Tell whether the unprivileged user inside can open it (access lists are not asked)."""
-    mode, needed = status.st_mode, 0o5 if stat.S_ISDIR(status.st_mode) else 0o4
-    if status.st_uid == SANDBOX_UID:
-        return mode >> 6 & needed == needed
-    if status.st_gid == SANDBOX_UID:
-        return mode >> 3 & needed == needed
-    return mode & needed == needed
+    needed = 0o5 if stat.S_ISDIR(status.st_mode) else 0o4
+    return status.st_mode & needed == needed  # it is nobody's owner and in nobody's group
 
 
 def _special_entries(source: Path) -> Iterator[tuple[str, str]]:

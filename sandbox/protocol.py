@@ -176,13 +176,16 @@ def unpack(data: str) -> bytes:
         raise ProtocolError(f"the guest sent what is no base64: {error}") from error
 
 
-def execution(result: Result) -> Execution:
-    """Turn a result into what callers see: clean text in bounded sizes."""
-    output = _render(result.output, result.output_file)
+def execution(result: Result, output_bytes: int) -> Execution:
+    """Turn a result into what callers see: clean text in bounded sizes.
+
+    Raises `ProtocolError` if the guest has kept more than `output_bytes` of a text.
+    """
+    output = _render(result.output, result.output_file, output_bytes)
     return Execution(
         outcome=Outcome(result.outcome),
         exit_code=result.exit_code,
-        value=None if result.value is None else _render(result.value, None).text,
+        value=result.value and _render(result.value, None, output_bytes).text,
         output=output.text,
         output_truncated=output.truncated,
         output_bytes=result.output.bytes,
@@ -217,8 +220,10 @@ def _mime(name: str) -> str:
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-def _render(text: Bounded, file: str | None) -> transcript.Transcript:
+def _render(text: Bounded, file: str | None, limit: int) -> transcript.Transcript:
     head, tail = unpack(text.head), unpack(text.tail)
+    if len(head) + len(tail) > limit:
+        raise ProtocolError(f"the guest sent a text of more than {limit} bytes")
     return transcript.render(head, tail, text.bytes, full_text_in=file)
 
 

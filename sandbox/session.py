@@ -125,7 +125,7 @@ class Session:
             said = self._await(said.id, timeout_s + ENDING_S, Result)
         # Acknowledged with the next call: its coming means that this result has been stored.
         self._to_acknowledge.append(said.id)
-        return protocol.execution(said)
+        return protocol.execution(said, self.spec.limits.output_bytes)
 
     # --- files ----------------------------------------------------------------------------
 
@@ -155,11 +155,9 @@ class Session:
             if part.size > limit:
                 raise FileRefused(f"{name}: {part.size} bytes, the limit is {limit}")
             data = protocol.unpack(part.data)
-            if now != (seen or now) or not (data or part.size == 0):
+            if now != (seen or now) or len(data) != min(CHUNK, part.size - offset):
                 raise FileRefused(f"{name}: changed while it was read")
             seen, offset = now, offset + len(data)
-            if offset > part.size:
-                raise ProtocolError(f"the guest sent more of {name} than there is")
             target.write(data)
         return offset
 

@@ -25,7 +25,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from sandbox.types import MIB, Limits, Mount, SandboxSpec
+from sandbox.types import GIB, MIB, Limits, Mount, SandboxSpec
 from worker.errors import SettingsInvalid
 from worker.messages import Budget, Record, Usage
 
@@ -52,6 +52,7 @@ def _words(value: object) -> object:
     return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else value
 
 
+MOST = 2**46  # bytes; engines count in 64 bits, and say it badly when that overflows
 _SIZES = {"memory", "workspace_size", "tmp_size"}
 Size = Annotated[int, BeforeValidator(parse_size)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
@@ -161,7 +162,9 @@ class Settings(BaseSettings):
         default=False, description="let the process driver run: no isolation"
     )
     image: str = Field("caisson-sandbox:latest", min_length=1)
-    memory: Size = Field(512 * MIB, ge=64 * MIB, description="of a container, swap included")
+    memory: Size = Field(
+        512 * MIB, ge=64 * MIB, le=MOST, description="of a container, swap included"
+    )
     cpus: float = Field(1.0, gt=0, allow_inf_nan=False, le=1024)
     pids: int = Field(64, ge=8, le=32768)
     call_timeout_s: float = Field(
@@ -178,8 +181,8 @@ class Settings(BaseSettings):
     )
     network: str = Field("none", min_length=1)
     runtime: str | None = None
-    workspace_size: Size | None = Field(None, ge=MIB)
-    tmp_size: Size | None = Field(None, ge=MIB)
+    workspace_size: Size | None = Field(None, ge=MIB, le=MOST)
+    tmp_size: Size | None = Field(None, ge=MIB, le=MOST)
     preload: Words = ()
 
     # this host
@@ -318,6 +321,8 @@ def _explain(error: ValidationError, values: dict[str, Any], origins: dict[str, 
     why = why[0].lower() + why[1:]
     if (least := first.get("ctx", {}).get("ge")) and name in _SIZES:
         why = f"is less than {least // MIB} MiB"
+    if (most := first.get("ctx", {}).get("le")) and name in _SIZES:
+        why = f"is more than {most // GIB} GiB"
     return f"{place} = {_shown(name, values)} ({origin}): {why}; {_remedy(name)}"
 
 
@@ -326,6 +331,7 @@ def _shown(name: str, values: dict[str, Any]) -> str:
 
 
 def _remedy(name: str) -> str:
-    default = Settings.model_fields[name].get_default(call_default_factory=True)
+    field = Settings.model_fields.get(name)
+    default = field.get_default(call_default_factory=True) if field else None
     example = f" (default {default})" if default not in (None, "", {}, ()) else ""
     return f"set {PREFIX}{name.upper()} or {name} in caisson.toml{example}"

@@ -26,6 +26,7 @@ MAX_NAME = 80
 CO_COROUTINE = 0x80  # as in inspect, which takes long to import
 RECEIVE_SIZE = 256 * 1024
 BUILTINS = dict(vars(builtins))
+LINES = linecache.cache  # user code may put something else in its place
 
 
 class Interpreter:
@@ -43,7 +44,8 @@ class Interpreter:
     def execute(self, code: str, number: int) -> dict[str, Any]:
         """Run one call; returns the kernel's half of its result."""
         name = f"<call {number}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        linecache.cache = LINES
+        LINES[name] = (len(code), None, code.splitlines(keepends=True), name)
         started = _cpu_s()
         result = self._guarded(code, name)
         result["names"] = self.names()
@@ -123,7 +125,7 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # noqa: S112 - user code may have put anything in its place
+        except BaseException:  # noqa: S112 - user code may have put anything in its place
             continue
 
 

@@ -245,7 +245,8 @@ class TestEscapes:
         mounts = [line.split() for line in done.output.splitlines() if " " in line]
         options = {mount[1]: mount[3].split(",") for mount in mounts}
         assert "ro" in options["/"]
-        assert {target for target in options if "uid=65532" in options[target]} == writable
+        own = f"uid={prison.python('import os; os.getuid()').value}"
+        assert {target for target in options if own in options[target]} == writable
 
     def test_nothing_of_the_workers_environment_is_visible(self, start, monkeypatch):
         monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-123")
@@ -254,6 +255,11 @@ class TestEscapes:
         seen = sandbox.shell("env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'").output
         assert "canary" not in seen
         assert "canary" not in sandbox.python("import os\ndict(os.environ)").value
+
+    def test_each_sandbox_is_a_user_of_its_own(self, start):
+        seen = {start().python("import os; os.getuid()").value for _ in range(3)}
+        assert len(seen) == 3
+        assert "0" not in seen
 
     def test_no_set_uid_program_and_no_engine_socket_is_inside(self, prison):
         done = prison.shell(

@@ -32,7 +32,7 @@ def environment_of(body):
 def test_the_defaults_close_everything():
     body = options()
     host = body["HostConfig"]
-    assert body["User"] == "65532:65532"
+    assert body["User"] == "1048576:1048576"
     assert host["NetworkMode"] == "none"
     assert host["CapDrop"] == ["ALL"]
     assert not host["CapAdd"]
@@ -75,9 +75,14 @@ def test_what_is_written_to_memory_fits_into_it():
     assert set(host["Tmpfs"]) == {"/workspace", "/tmp"}
     assert sum(sizes) + host["ShmSize"] < 64 * MIB * 3 / 4
     for text in host["Tmpfs"].values():
-        assert {"nosuid", "nodev", "nr_inodes=500", "mode=0700", "uid=65532", "gid=65532"} <= set(
-            text.split(",")
-        )
+        assert {
+            "nosuid",
+            "nodev",
+            "nr_inodes=500",
+            "mode=0700",
+            "uid=1048576",
+            "gid=1048576",
+        } <= set(text.split(","))
 
 
 def test_a_workspace_that_would_eat_the_memory_is_refused_with_numbers():
@@ -330,8 +335,8 @@ def probed(engine, start):
 @pytest.mark.engine
 def test_the_engine_enforces_what_the_options_say(probed):
     seen, container = probed
-    assert seen["ids"] == [65532, 65532, 65532]
-    assert set(seen["groups"]) <= {65532}
+    assert seen["ids"] == [1048576] * 3
+    assert set(seen["groups"]) <= {1048576}
     assert seen["pid"] == 1
     assert seen["cwd"] == "/workspace"
     assert seen["interfaces"] == ["lo"]
