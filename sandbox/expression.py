@@ -28,6 +28,8 @@ import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -39,8 +41,10 @@ from sandbox.types import MIB, ErrorInfo, Execution, Interpreter, Outcome, Recor
 
 MAX_TEXT_CHARS = 10_000  # in UTF-8 this fits into a pipe, so writing it never blocks
 START_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 256 * 1024
 _MAX_CHARS = 8_000
+_POLL_S = 0.1
 
 _READY = b"\n"
 _PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
@@ -75,12 +79,36 @@ class _TimeUp(Exception):
     """The deadline of a read has passed."""
 
 
-def evaluate(text: str, *, timeout_s: float = 1.0, memory_bytes: int = 128 * MIB) -> Execution:
+class _Cancelled(Exception):
+    """Nobody wants the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """When an evaluation ends, whether it is done or not."""
+
+    timeout_s: float
+    memory_bytes: int
+    is_cancelled: Callable[[], bool]
+
+
+def _never() -> bool:
+    return False
+
+
+def evaluate(
+    text: str,
+    *,
+    timeout_s: float = 1.0,
+    memory_bytes: int = 128 * MIB,
+    is_cancelled: Callable[[], bool] = _never,
+) -> Execution:
     """Return the value of the last expression in `text`, as its `repr`, and what was printed.
 
     Whatever is wrong with the text is in the result: `error.type` is `NotAllowed` for what an
     expression may not do, `SyntaxError`, or the exception that it raised; the outcomes `timeout`
     and `oom` name the limit. `memory_bytes` includes the interpreter's own 35 MiB or so.
+    `is_cancelled` is asked about ten times a second; once it says so, the outcome is `killed`.
 
     Raises:
         SandboxUnavailable: The child could not be started.
@@ -90,9 +118,12 @@ def evaluate(text: str, *, timeout_s: float = 1.0, memory_bytes: int = 128 * MIB
     refusal = _refusal(text)
     if refusal is not None:
         return _refused(refusal)
+    bounds = _Bounds(timeout_s, memory_bytes, is_cancelled)
     with _start(timeout_s, memory_bytes) as child:
         try:
-            execution = _converse(child, text, started, timeout_s, memory_bytes)
+            execution = _converse(child, text, started, bounds)
+        except _Cancelled:
+            execution = _failed(Outcome.KILLED, "Cancelled", "the call was cancelled")
         finally:
             child.kill()
     return execution.model_copy(update={"duration_s": time.monotonic() - started})
@@ -140,11 +171,7 @@ def _library_root() -> str:
 
 
 def _converse(
-    child: subprocess.Popen[bytes],
-    text: str,
-    started: float,
-    timeout_s: float,
-    memory_bytes: int,
+    child: subprocess.Popen[bytes], text: str, started: float, bounds: _Bounds
 ) -> Execution:
     assert child.stdin is not None  # noqa: S101 - see `_start`
     assert child.stdout is not None  # noqa: S101
@@ -153,21 +180,30 @@ def _converse(
         child.stdin.close()
     except BrokenPipeError:
         raise _dead_on_arrival(child) from None
-    _await_ready(child, child.stdout)
+    _await_ready(child, child.stdout, bounds)
     # Starting counts, but on a busy machine it must not use up the time there is.
+    timeout_s = bounds.timeout_s
     deadline = max(started + timeout_s, time.monotonic() + timeout_s / 2)
     try:
-        data = _read(child.stdout, MAX_ANSWER_BYTES, deadline)
+        data = _read(child.stdout, MAX_ANSWER_BYTES, deadline, bounds)
     except _TimeUp:
         return _out_of_time(timeout_s)
     if not data:
-        return _died(child.wait(timeout=START_TIMEOUT_S))
-    return _execution(_checked(data), memory_bytes)
+        return _died(_exit_code(child))
+    return _execution(_checked(data), bounds.memory_bytes)
 
 
-def _await_ready(child: subprocess.Popen[bytes], stdout: IO[bytes]) -> None:
+def _exit_code(child: subprocess.Popen[bytes]) -> int:
+    """How a child ended that has closed its output, which ours does by ending."""
     try:
-        ready = _read(stdout, 1, time.monotonic() + START_TIMEOUT_S)
+        return child.wait(timeout=END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise ProtocolError("the evaluator closed its output and went on running") from None
+
+
+def _await_ready(child: subprocess.Popen[bytes], stdout: IO[bytes], bounds: _Bounds) -> None:
+    try:
+        ready = _read(stdout, 1, time.monotonic() + START_TIMEOUT_S, bounds)
     except _TimeUp:
         raise SandboxUnavailable(
             f"the evaluator did not start within {START_TIMEOUT_S:g} s"
@@ -176,14 +212,18 @@ def _await_ready(child: subprocess.Popen[bytes], stdout: IO[bytes]) -> None:
         raise _dead_on_arrival(child)
 
 
-def _read(stream: IO[bytes], size: int, deadline: float) -> bytes:
-    """Read up to the end of the stream, or `size` bytes."""
+def _read(stream: IO[bytes], size: int, deadline: float, bounds: _Bounds) -> bytes:
+    """Read up to the end of the stream, or `size` bytes; raises `_TimeUp` or `_Cancelled`."""
     data = b""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while len(data) < size:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise _TimeUp
+            if not selector.select(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+                if bounds.is_cancelled():
+                    raise _Cancelled
+                if time.monotonic() >= deadline:
+                    raise _TimeUp
+                continue
             piece = os.read(stream.fileno(), size - len(data))
             if not piece:
                 break

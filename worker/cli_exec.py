@@ -155,17 +155,18 @@ class Bench:
 
     def run(self, call: Call, is_cancelled: Event) -> Execution:
         """Run a call; a cancelled one returns what it did until then."""
-        return self._await(lambda: self._run(call), is_cancelled)
+        return self._await(lambda: self._run(call, is_cancelled), is_cancelled)
 
     def _start(self) -> None:
         self._sandbox = assembly.start_sandbox(self._settings, self._spec)
         assembly.put_files(self._sandbox, self._files)
 
-    def _run(self, call: Call) -> Execution:
+    def _run(self, call: Call, is_cancelled: Event) -> Execution:
         if call.kind == "expression":
             from sandbox.expression import evaluate
 
-            return evaluate(call.text, timeout_s=call.timeout_s or self._expression_timeout_s)
+            limit_s = call.timeout_s or self._expression_timeout_s
+            return evaluate(call.text, timeout_s=limit_s, is_cancelled=is_cancelled.is_set)
         if self._sandbox is None:
             raise RuntimeError("the sandbox was not prepared")
         run = self._sandbox.python if call.kind == "python" else self._sandbox.shell

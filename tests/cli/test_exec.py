@@ -6,6 +6,7 @@ import json
 import signal
 import time
 
+import psutil
 import pytest
 
 from tests.cli.conftest import containers_of, wait_for
@@ -52,6 +53,17 @@ def test_an_expression_that_never_ends_is_ended(caisson):
     ended = caisson("exec", "--expression", "9**9**9", "--json")
     assert ended.code == 0
     assert ended.object["outcome"] == "timeout"
+
+
+def test_a_signal_ends_an_expression_at_once(begin):
+    process = begin("exec", "--timeout", "20", "--expression", "sum(range(10**12))")
+    wait_for(lambda: psutil.Process(process.pid).children())
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - begun < 3
+    assert "cancelled" in err
 
 
 def test_a_script_is_answered_line_by_line(begin):

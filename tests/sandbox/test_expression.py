@@ -571,3 +571,21 @@ def test_whatever_the_text_the_result_is_a_result(text):
     assert result.outcome in {Outcome.OK, Outcome.ERROR, Outcome.OOM}
     assert result.error is None or "Traceback" not in result.error.message
     assert "<module" not in f"{result.value} {result.output}"
+
+
+def test_an_escaped_evaluator_that_closes_its_output_and_stays_is_a_breach_of_protocol(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sandbox.expression, "END_TIMEOUT_S", 0.3)
+    use_child(monkeypatch, tmp_path, "cat > /dev/null; echo; exec sleep 60 > /dev/null")
+    with pytest.raises(ProtocolError, match="went on running"):
+        evaluate("1")
+
+
+def test_a_cancelled_evaluation_ends_at_once():
+    until = time.monotonic() + 0.5
+    result = evaluate(
+        "sum(range(10**12))", timeout_s=20, is_cancelled=lambda: time.monotonic() > until
+    )
+    assert (result.outcome, result.error.type) == (Outcome.KILLED, "Cancelled")
+    assert result.duration_s < 3

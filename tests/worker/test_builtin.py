@@ -104,6 +104,12 @@ def test_a_running_call_ends_soon_after_a_cancel(place):
     assert time.monotonic() - started < 4
 
 
+def test_a_calculation_hears_a_cancel(place):
+    (tool,) = builtin_tools(place, ["calculate"])
+    context = CallContext(1, "x.1", None, 100.0, lambda: True)
+    assert tool.run(context, {"expression": "sum(range(10**12))"}).error.type == "Cancelled"
+
+
 def test_files_are_written_and_read_by_lines(call):
     lines = "".join(f"line {i}\n" for i in range(1, 501))
     results = call(
