@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import Literal, Self, TypeVar
 from rich.text import Text
 
 from sandbox.base import Sandbox
+from sandbox.errors import SandboxUnavailable
 from sandbox.types import Execution, Outcome, SandboxSpec
 from worker import assembly, feedback
 from worker.errors import Cancelled, InputInvalid
@@ -174,14 +176,20 @@ class Bench:
 
     def _await(self, work: Callable[[], T], is_cancelled: Event) -> T:
         future: Future[T] = self._thread.submit(work)
-        while not future.done() and not is_cancelled.is_set():
+        while not future.done():
+            # Again and again: a guest that has not been told of the call yet ends nothing.
+            if is_cancelled.is_set() and self._sandbox is not None:
+                self._cancel(self._sandbox)
             wait([future], _POLL_S)
-        if not future.done() and self._sandbox is not None:
-            self._sandbox.cancel()
         result = future.result()
         if is_cancelled.is_set() and result is None:
             raise Cancelled
         return result
+
+    @staticmethod
+    def _cancel(sandbox: Sandbox) -> None:
+        with suppress(SandboxUnavailable):  # the call itself meets it too, and says so
+            sandbox.cancel()
 
 
 # ---- showing it

@@ -69,6 +69,8 @@ class FakeSandbox:
 
     def cancel(self) -> None:
         self.cancelled.set()
+        if self.is_lost:
+            self._check()
 
     def write_file(self, name: str, source: BinaryIO) -> int:
         self._check()

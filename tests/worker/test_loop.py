@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import worker.loop
-from sandbox.errors import SandboxUnavailable
+from sandbox.errors import SandboxLost, SandboxUnavailable
 from worker.context import check_request
 from worker.errors import LeaseLost, Pause, SkipCall, Stop
 from worker.hooks import Hook, Hooks
@@ -106,6 +106,36 @@ def test_a_running_call_is_cancelled_within_a_second(bench):
     b = bench(say(None, python("a")), say("done"), respond=respond)
     b.is_cancelled = cancelled.is_set
     assert b.drive().status is Status.CANCELLED
+
+
+def test_a_cancel_that_came_too_early_is_said_again(bench):
+    cancelled = threading.Event()
+
+    def respond(sandbox, kind, text):
+        cancelled.set()
+        assert sandbox.cancelled.wait(1.0)
+        sandbox.cancelled.clear()  # nothing was running yet
+        assert sandbox.cancelled.wait(1.0)
+        return ok("stopped early")
+
+    b = bench(say(None, python("a")), say("done"), respond=respond)
+    b.is_cancelled = cancelled.is_set
+    assert b.drive().status is Status.CANCELLED
+
+
+def test_a_cancel_that_nobody_hears_is_the_failure_of_the_call_alone(bench):
+    cancelled = threading.Event()
+
+    def respond(sandbox, kind, text):
+        sandbox.is_lost = True
+        cancelled.set()
+        assert sandbox.cancelled.wait(1.0)
+        return ok()
+
+    b = bench(say(None, python("a")), say("done"), respond=respond)
+    b.is_cancelled = cancelled.is_set
+    with pytest.raises(SandboxLost):  # and no thread has died of it
+        b.drive()
 
 
 def test_infrastructure_failure_leaves_the_loop_and_is_never_shown_to_the_model(bench):

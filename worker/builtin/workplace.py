@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +10,11 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from sandbox.base import Sandbox
+from sandbox.errors import SandboxUnavailable
 from sandbox.types import Execution
 from worker.tools import CallContext
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LEAST_S = 1.0  # a call that is begun gets this long, however little time the job has left
 
@@ -79,9 +82,9 @@ class Workplace:
         sandbox, done = self.sandbox, threading.Event()
 
         def watch() -> None:
+            # Again and again: a guest that has not been told of the call yet ends nothing.
             while not done.wait(_POLL_S):
-                if call.is_cancelled():
-                    sandbox.cancel()
+                if call.is_cancelled() and not _cancel(sandbox):
                     return
 
         watcher = threading.Thread(target=watch, name="cancel", daemon=True)
@@ -91,3 +94,13 @@ class Workplace:
         finally:
             done.set()
             watcher.join()
+
+
+def _cancel(sandbox: Sandbox) -> bool:
+    """Ask for the end of what runs; False when nobody is there to hear it."""
+    try:
+        sandbox.cancel()
+    except SandboxUnavailable as error:  # the call itself meets it too, and says so
+        _log.info("the cancel was not heard: %s", error)
+        return False
+    return True
