@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from worker import assembly, feedback
 from worker.errors import Cancelled, InputInvalid
 from worker.hints import said_bytes
 from worker.messages import Record, Wire
-from worker.settings import Settings, load_settings
+from worker.settings import MAX_CALL_S, Settings, load_settings
 from worker.stopping import stoppable
 from worker.terminal import Activity, figures, make_console, safe, write_block
 
@@ -103,8 +102,10 @@ def _timeout(value: object) -> float | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
-        raise ValueError('"timeout" must be a number of seconds above 0')
+    if not is_number or not 0 < value <= MAX_CALL_S:  # type: ignore[operator]
+        raise ValueError(
+            f'"timeout" must be a number of seconds above 0, and {MAX_CALL_S:,} at most'
+        )
     return float(value)  # type: ignore[arg-type]
 
 

@@ -52,6 +52,7 @@ def _words(value: object) -> object:
     return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else value
 
 
+MAX_CALL_S = 86_400  # what `sandbox.types.Limits` takes
 MOST = 2**46  # bytes; engines count in 64 bits, and say it badly when that overflows
 _SIZES = {"memory", "workspace_size", "tmp_size"}
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -168,10 +169,10 @@ class Settings(BaseSettings):
     cpus: float = Field(1.0, gt=0, allow_inf_nan=False, le=1024)
     pids: int = Field(64, ge=8, le=32768)
     call_timeout_s: float = Field(
-        30.0, gt=0, allow_inf_nan=False, le=86_400, description="one call, unless it asks"
+        30.0, gt=0, allow_inf_nan=False, le=MAX_CALL_S, description="one call, unless it asks"
     )
     max_call_timeout_s: float = Field(
-        300.0, gt=0, allow_inf_nan=False, le=86_400, description="the most it may ask"
+        300.0, gt=0, allow_inf_nan=False, le=MAX_CALL_S, description="the most it may ask"
     )
     max_life_s: float | None = Field(
         None,

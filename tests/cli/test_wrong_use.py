@@ -113,7 +113,14 @@ def test_impossible_limits_of_a_job(refuses, turns, option, value):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--cpus", "0"), ("--cpus", "-2"), ("--pids", "1"), ("--timeout", "0"), ("--memory", "1k")],
+    [
+        ("--cpus", "0"),
+        ("--cpus", "-2"),
+        ("--pids", "1"),
+        ("--timeout", "0"),
+        ("--timeout", "2000000"),
+        ("--memory", "1k"),
+    ],
 )
 def test_impossible_limits_of_a_sandbox(refuses, option, value):
     refuses("exec", "--python", "1", option, value, says=value)
@@ -155,6 +162,9 @@ def test_no_call_and_two_calls(refuses):
         ('{"shell": "ls", "timeout": -1}', "timeout"),
         ('{"shell": "ls", "timeout": true}', "timeout"),
         ('{"shell": "ls", "timeout": NaN}', "timeout"),
+        ('{"shell": "ls", "timeout": 2000000}', "86,400 at most"),
+        ('{"expression": "1", "timeout": 1e999}', "86,400 at most"),
+        ('{"python": "1", "timeout": 1' + "0" * 400 + "}", "86,400 at most"),
     ],
 )
 def test_a_broken_line_of_a_script_is_found_before_anything_runs(refuses, tmp_path, line, says):
