@@ -6,6 +6,7 @@ terminal would act on is taken out or made visible first (`safe`).
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -46,9 +47,17 @@ def time_text(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Say that nobody reads any more: Rich itself would end the program, and its work."""
+        # What is still in the buffer must not be complained about at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        raise BrokenPipeError
+
+
 def make_console(file: TextIO | None = None) -> Console:
     """A console that folds lines on a terminal and leaves them whole everywhere else."""
-    console = Console(
+    console = _Console(
         file=file or sys.stdout, highlight=False, markup=False, emoji=False, theme=_THEME
     )
     if not console.is_terminal:
@@ -73,7 +82,11 @@ class Activity:
         self.hide()
         if self._is_shown:
             self._progress.add_task(f"{what} …", total=None)
-            self._progress.start()
+            try:
+                self._progress.start()
+            except OSError:
+                self._is_shown = False  # what is half started cannot be stopped
+                raise
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:

@@ -7,7 +7,8 @@ only, without clickable links, and printed as it is elsewhere, so that a pipe ge
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -60,56 +61,80 @@ _MARKS = {
 }
 
 
-class Glance(Observer):
-    """Shows on one line of a terminal what the job is doing; leaves nothing behind."""
+class View(Observer):
+    """Shows a job on a terminal. One that goes away ends the view, never the work."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._activity = Activity(console)
 
+    @contextmanager
+    def _seen_or_not(self) -> Iterator[None]:
+        """Within, a terminal that goes away is no error: from then on nothing is written to it."""
+        try:
+            yield
+        except OSError:
+            self._console.quiet = True
+
     def on_asking(self, history: History) -> None:
-        self._activity.show(f"step {history.job.steps + 1}: the model thinks")
+        with self._seen_or_not():
+            self._show_asking(history)
 
     def on_event(self, event: Event, history: History) -> None:
+        with self._seen_or_not():
+            self._show(event, history)
+
+    def close(self, job: Job) -> None:
+        """Show how the job ended."""
+        with self._seen_or_not():
+            self._show_end(job)
+
+    def _show_asking(self, history: History) -> None:
+        raise NotImplementedError
+
+    def _show(self, event: Event, history: History) -> None:
+        raise NotImplementedError
+
+    def _show_end(self, job: Job) -> None:
+        raise NotImplementedError
+
+
+class Glance(View):
+    """Shows on one line of a terminal what the job is doing; leaves nothing behind."""
+
+    def _show_asking(self, history: History) -> None:
+        self._activity.show(f"step {history.job.steps + 1}: the model thinks")
+
+    def _show(self, event: Event, history: History) -> None:
         if isinstance(event, MessageAdded):
             self._activity.show("a sandbox starts")
         elif isinstance(event, CallStarted):
             name = safe(history.call(event.call_id).name)
             self._activity.show(f"step {history.job.steps}: {name} runs")
 
-    def close(self, job: Job) -> None:
+    def _show_end(self, job: Job) -> None:
         del job
         self._activity.hide()
 
 
-class Trace(Observer):
+class Trace(View):
     """Prints the work of a job as it happens."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._activity = Activity(console)
+        super().__init__(console)
         self._held: Reply | None = None
         self._step = 0
         self._left = ""
         self._shown: set[str] = set()
-        self._is_broken = False
 
     # ---- what happens
 
-    def on_asking(self, history: History) -> None:
+    def _show_asking(self, history: History) -> None:
         del history
         self._activity.show("the model thinks")
 
-    def on_event(self, event: Event, history: History) -> None:
-        """Show an event. A terminal that went away must not end the work."""
-        if self._is_broken:
-            return
-        try:
-            self._activity.hide()
-            self._show(event, history)
-        except OSError:
-            self._is_broken = True
-
     def _show(self, event: Event, history: History) -> None:
+        self._activity.hide()
         match event:
             case MessageAdded() if event.message.role is Role.USER:
                 self._opening(history.job, event.message.text)
@@ -197,11 +222,9 @@ class Trace(Observer):
 
     # ---- the end
 
-    def close(self, job: Job) -> None:
+    def _show_end(self, job: Job) -> None:
         """Print how the job ended, its answer, and where its files are."""
         self._activity.hide()
-        if self._is_broken:
-            return
         is_answer = self._held is not None and self._held.text == (job.answer or "").strip()
         self._release(is_answer=is_answer)
         if job.answer:

@@ -157,3 +157,18 @@ def test_ctrl_c_shows_what_was_done_and_leaves_no_container(begin, recording, as
         assert "│ 10" in out
         assert "halfway" in out
         assert "cancelled" in out
+
+
+def test_a_reader_that_goes_away_does_not_end_the_work(begin, recording):
+    work = {"python_interpreter": {"code": "open('out.txt', 'w').write('1')"}}
+    process = begin(
+        "run",
+        "count",
+        "--replay",
+        recording(work, "done"),
+        CAISSON_DRIVER="process",
+        CAISSON_ALLOW_UNISOLATED="true",
+    )
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert not process.stderr.read()
