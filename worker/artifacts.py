@@ -64,6 +64,7 @@ def _take(sandbox: Sandbox, file: FileInfo, folder: Path, name: str, most_bytes:
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
+    most_bytes = min(most_bytes, sandbox.spec.limits.read_bytes)
     try:
         with partial.open("wb") as sink:
             size = sandbox.read_file(file.name, sink, max_bytes=most_bytes)

@@ -46,12 +46,8 @@ class FakeSandbox:
         self.is_lost = False
         self.is_closed = False
         self.cancelled = threading.Event()
-        self._spec = spec or SandboxSpec()
+        self.spec = spec or SandboxSpec()
         self._results: dict[str, Execution] = {}
-
-    @property
-    def spec(self) -> SandboxSpec:
-        return self._spec
 
     def python(
         self, code: str, *, timeout_s: float | None = None, execution_id: str | None = None
@@ -84,8 +80,9 @@ class FakeSandbox:
         if name not in self.contents:
             raise FileRefused(f"{name} is not there")
         data = self.contents[name]
-        if max_bytes is not None and len(data) > max_bytes:
-            raise FileRefused(f"{name} has {len(data)} bytes, more than {max_bytes}")
+        limit = self.spec.limits.read_bytes if max_bytes is None else max_bytes
+        if len(data) > limit:
+            raise FileRefused(f"{name} has {len(data)} bytes, more than {limit}")
         return target.write(data)
 
     def files(self) -> tuple[FileInfo, ...]:

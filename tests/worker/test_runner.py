@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from sandbox.errors import EngineUnavailable, ProtocolError, SandboxLost, SpecInvalid
-from sandbox.types import FileInfo, Limits
+from sandbox.types import FileInfo, Limits, SandboxSpec
 from worker import assembly
 from worker.artifacts import safe_names
 from worker.builtin import Workplace
@@ -156,6 +156,17 @@ def test_numbers_and_sizes_are_capped_and_what_is_left_behind_is_named(play, ben
     remarks = " ".join(e.text for e in watching.of("remark"))
     assert "1 files more than 3" in remarks
     assert "c was left behind" in remarks
+
+
+def test_no_file_is_larger_than_what_may_be_read_from_the_sandbox(play, bench):
+    watching = type(bench().watching)()
+    sandbox = make("a")
+    sandbox.spec = SandboxSpec(limits=Limits(read_bytes=9))
+    job, _ = play(
+        say(None, (PYTHON, {"code": "x"})), say("done"), sandboxes=[sandbox], observer=watching
+    )
+    assert job.artifacts == ()
+    assert "a was left behind: a has 10 bytes, more than 9" in watching.of("remark")[0].text
 
 
 def test_a_file_that_is_gone_again_does_not_hide_the_others(play, bench):

@@ -9,6 +9,7 @@ import pytest
 from pydantic import Field
 
 from sandbox.errors import FileRefused, SandboxLost
+from sandbox.types import Limits, SandboxSpec
 from worker.builtin import Workplace, builtin_tools
 from worker.errors import ArgumentsInvalid, InputInvalid, ToolError
 from worker.history import History
@@ -22,7 +23,7 @@ from worker.messages import (
     ToolCall,
 )
 from worker.store.memory import MemoryStore
-from worker.testing import FakeSandbox, ok
+from worker.testing import FakeSandbox, ok, say
 from worker.tools import CallContext, Said, Toolbox, schema_tool, shown_arguments, tool
 
 
@@ -147,7 +148,7 @@ def test_a_call_without_a_required_field_never_runs_even_after_a_repair():
         (FileRefused("x is a link"), "x is a link"),
     ],
 )
-def test_what_goes_wrong_in_a_tool_is_data_for_the_model(error, text, caplog):
+def test_what_goes_wrong_in_a_tool_is_data_for_the_model(error, text):
     def fail() -> str:
         raise error
 
@@ -155,6 +156,18 @@ def test_what_goes_wrong_in_a_tool_is_data_for_the_model(error, text, caplog):
     assert result.status is ResultStatus.ERROR
     assert text in result.text
     assert result.hint == getattr(error, "hint", None)
+
+
+def test_no_more_of_an_output_is_read_than_may_be_read_from_the_sandbox(bench):
+    def respond(sandbox, kind, text):
+        sandbox.contents["1.txt"] = b"long " * 10
+        return ok("cut", output_truncated=True, output_file="1.txt")
+
+    calls = [("python_interpreter", {"code": "1"}), ("read_output", {"call": 1})]
+    b = bench(say(None, *calls), say("done"), respond=respond)
+    b.sandbox.spec = SandboxSpec(limits=Limits(read_bytes=9))
+    b.drive()
+    assert "has 50 bytes, more than 9" in b.results[1].text
 
 
 def test_infrastructure_failure_passes():

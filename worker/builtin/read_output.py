@@ -42,6 +42,7 @@ def _whole(place: Workplace, result: ToolResult) -> str:
     if not (done.output_truncated and done.output_file):
         return done.output
     spilled = io.BytesIO()
-    most = place.sandbox.spec.limits.spill_bytes + 4096
+    limits = place.sandbox.spec.limits
+    most = min(limits.spill_bytes + 4096, limits.read_bytes)
     place.sandbox.read_file(done.output_file, spilled, max_bytes=most)
     return spilled.getvalue().decode("utf-8", "replace")
