@@ -169,16 +169,13 @@ def build(settings: Settings, model: Model, place: Workplace) -> Loop:
         place=lambda: place.place,
         network=settings.network,
     )
-    replies = ReplyHook(
-        tool_names=tools.names,
-        text_turns=settings.loop_text_turns,
-        reply_tokens=settings.max_output_tokens,
-    )
+    limits = settings.loop_limits()
+    replies = ReplyHook(limits, tool_names=tools.names, reply_tokens=settings.max_output_tokens)
     return Loop(
         model=model,
         tools=tools,
         # after a reply they run in reverse: a last turn is an end before anything else is judged
-        hooks=Hooks([BudgetHook(), replies, LoopHook(settings.loop_limits()), Landing()]),
+        hooks=Hooks([BudgetHook(), replies, LoopHook(limits), Landing()]),
         window=Window(settings.context_tokens, settings.max_output_tokens),
         model_timeout_s=settings.model_timeout_s,
     )

@@ -1,6 +1,8 @@
 """Replies that are neither a call nor an answer: empty, cut off, unreadable, stuck.
 
-Each is sent back with what was wrong; three in a row end the job.
+Each is sent back with what was wrong; three in a row end the job. When loops are only observed,
+they do not, and a reply that repeats itself is taken as it is: what cannot be used is sent back
+all the same.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from worker.hooks import Hook, Run
 from worker.messages import Finish, FinishReason, Reply, ToolCall
 from worker.prompts import notice
 from worker.repetition import repeats_itself
+from worker.settings import LoopLimits
 
 _MARKUP = re.compile(
     r"\A\s*(?:<(?:\|)?(?:tool_call|function_call|tool_calls|function=|invoke)|\[TOOL_CALLS\])"
@@ -23,22 +26,32 @@ _MARKUP = re.compile(
 class ReplyHook(Hook):
     """Judges each reply before anything of it is run or taken as the answer."""
 
-    def __init__(self, *, tool_names: tuple[str, ...], text_turns: int, reply_tokens: int) -> None:
+    def __init__(
+        self, limits: LoopLimits, *, tool_names: tuple[str, ...], reply_tokens: int
+    ) -> None:
+        self._limits = limits
         self._tool_names = tool_names
-        self._text_turns = text_turns
         self._reply_tokens = reply_tokens
 
     def after_model(self, run: Run, reply: Reply) -> None:
         fault = self._fault(reply)
         if fault is None or run.history.last.notices:
             return
+        if fault == "repetition" and self._limits.observe:
+            run.remark("loop detection (observing): the reply repeats itself")
+            return
         in_a_row = 1 + _faults_before(run.history)
-        if in_a_row >= self._text_turns:
-            raise _end(fault, in_a_row)
+        if in_a_row >= self._limits.text_turns:
+            self._stop(run, _end(fault, in_a_row))
         if not reply.calls:
             tools = ", ".join(self._tool_names)
             text = notice(fault, tokens=self._reply_tokens, tools=tools)
             run.notify(text, f"reply:{fault}")
+
+    def _stop(self, run: Run, end: Stop) -> None:
+        if not self._limits.observe:
+            raise end
+        run.remark(f"loop detection (observing): would stop: {end}")
 
     def before_tool(self, run: Run, call: ToolCall) -> None:
         """Nothing of a reply that was cut off may run: half a command is another command."""

@@ -120,6 +120,25 @@ def test_empty_replies_are_nudged_twice_then_it_is_a_failure(bench):
     assert len(b.notices) == 2
 
 
+@pytest.mark.parametrize(
+    "fault", [say(""), say("<tool_call>{"), say("half of", finish_reason="length")]
+)
+def test_observing_sends_back_what_cannot_be_used_and_ends_nothing(bench, fault):
+    b = bench(*[fault] * 5, say("done"), loop_observe=True)
+    assert b.drive().answer == "done"
+    assert len(b.notices) == 5
+    stops = [e.text for e in b.watching.of("remark")]
+    assert len(stops) == 3
+    assert all("observing): would stop: " in text for text in stops)
+
+
+def test_observing_takes_a_reply_that_repeats_itself_as_it_is(bench):
+    text = "I will load the data. " * 40
+    b = bench(say(text), loop_observe=True)
+    assert b.drive().answer == text.strip()
+    assert "repeats itself" in b.watching.of("remark")[0].text
+
+
 def test_an_empty_reply_between_others_is_forgiven(bench):
     script = [m for call in many(4) for m in (say(""), call)]
     assert bench(*script, say("done")).drive().answer == "done"
