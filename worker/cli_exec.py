@@ -158,7 +158,16 @@ class Bench:
 
     def run(self, call: Call, is_cancelled: Event) -> Execution:
         """Run a call; a cancelled one returns what it did until then."""
+        self._check(call)
         return self._await(lambda: self._run(call, is_cancelled), is_cancelled)
+
+    def _check(self, call: Call) -> None:
+        life_s = self._spec.limits.max_life_s
+        if call.kind != "expression" and (call.timeout_s or 0) > life_s:
+            raise InputInvalid(
+                f"a timeout of {call.timeout_s:g} s is longer than the sandbox lives "
+                f"({life_s:g} s); set max_life_s"
+            )
 
     def _start(self) -> None:
         self._sandbox = assembly.start_sandbox(self._settings, self._spec)
@@ -260,7 +269,8 @@ def execute_all(
 
     Raises `UsageError` or `SpecInvalid` for what was asked, `SandboxUnavailable` for our failures.
     """
-    settings = load_settings(options).settings
+    # How long a model may make its calls is no matter of a person's.
+    settings = load_settings(options, {"max_call_timeout_s": MAX_CALL_S}).settings
     spec = settings.spec(f"exec-{os.getpid()}", assembly.read_mounts(mounts, settings))
     inputs = assembly.check_files(files, settings.limits())
     is_given = options.get("call_timeout_s") is not None

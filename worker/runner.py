@@ -155,8 +155,7 @@ def run_job(
         sandbox = open_sandbox(spec) if open_sandbox else assembly.start_sandbox(settings, spec)
         return _with_files(sandbox, files)
 
-    longest_s = max(settings.max_call_timeout_s, settings.call_timeout_s)
-    place = Workplace(open_one, longest_s)
+    place = Workplace(open_one, settings.max_call_timeout_s)
     try:
         runner = Runner(
             store=MemoryStore(),

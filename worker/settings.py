@@ -32,7 +32,8 @@ from worker.messages import Budget, Record, Usage
 PREFIX = "CAISSON_"
 CONFIG = "CAISSON_CONFIG"
 _FOREIGN = {"OPENAI_API_KEY": "api_key", "OPENAI_BASE_URL": "base_url"}
-_LINGER_S = 600.0
+_LINGER_S = 600.0  # after a job's time, for its last reply and its files
+_ENDING_S = 60.0  # after a call's time, which its result may need on a busy machine
 _UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
@@ -197,16 +198,27 @@ class Settings(BaseSettings):
             raise ValueError(f"max_cost needs a price for {self.model!r} in the table [prices]")
         if not self.loop_nudge <= self.loop_block <= self.loop_stop:
             raise ValueError("loop_nudge <= loop_block <= loop_stop must hold")
+        if self.call_timeout_s > self.max_call_timeout_s:
+            raise ValueError(
+                f"call_timeout_s ({self.call_timeout_s:g}) is more than max_call_timeout_s "
+                f"({self.max_call_timeout_s:g}); raise that one too"
+            )
+        if self.max_life_s is not None and self.max_life_s < self.call_timeout_s:
+            raise ValueError(
+                f"max_life_s ({self.max_life_s:g}) is less than call_timeout_s "
+                f"({self.call_timeout_s:g}): the container would end before its call"
+            )
         self.limits()
         return self
 
     def limits(self) -> Limits:
+        life_s = max(self.job_timeout_s + _LINGER_S, self.call_timeout_s + _ENDING_S)
         return Limits(
             memory_bytes=self.memory,
             cpus=self.cpus,
             pids=self.pids,
             timeout_s=self.call_timeout_s,
-            max_life_s=self.max_life_s or self.job_timeout_s + _LINGER_S,
+            max_life_s=self.max_life_s or life_s,
             workspace_bytes=self.workspace_size,
             tmp_bytes=self.tmp_size,
         )
@@ -252,14 +264,17 @@ class Loaded(Record):
             yield name, "" if value is None else str(value), self.origins.get(name, "default")
 
 
-def load_settings(options: Mapping[str, object] | None = None) -> Loaded:
+def load_settings(
+    options: Mapping[str, object] | None = None, defaults: Mapping[str, object] | None = None
+) -> Loaded:
     """Read the settings from everywhere; `options` are those of the command line that were given.
 
+    `defaults` are what a command takes for a setting that nobody has set.
     Raises `SettingsInvalid`, whose text is one line with the setting, its value and the remedy.
     """
     given = {k: v for k, v in (options or {}).items() if v is not None}
     layers = [*_file_layers(), *_environment_layers(), ({**given}, "command line")]
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {**(defaults or {})}
     origins: dict[str, str] = {}
     for layer, origin in layers:
         _refuse_unknown(layer, origin)

@@ -49,6 +49,10 @@ def test_people_get_the_value_on_stdout_and_the_account_on_stderr(caisson):
     assert "✓ ok" in ended.err
 
 
+def test_a_person_may_give_a_call_more_time_than_a_model_may(caisson):
+    assert caisson("exec", "--timeout", "400", "--expression", "1").out == "1\n"
+
+
 def test_an_expression_that_never_ends_is_ended(caisson):
     ended = caisson("exec", "--expression", "9**9**9", "--json")
     assert ended.code == 0

@@ -208,3 +208,21 @@ def test_every_budget_reaches_the_job():
 def test_a_container_outlives_its_job_unless_told_otherwise():
     assert Settings(job_timeout_s=10_000.0).limits().max_life_s > 10_000.0
     assert Settings(max_life_s=60.0).limits().max_life_s == 60.0
+    long = Settings(call_timeout_s=9000.0, max_call_timeout_s=9000.0)
+    assert long.limits().max_life_s > 9000.0
+
+
+def test_times_that_do_not_agree_are_named():
+    text = refused(call_timeout_s=400)
+    assert "call_timeout_s (400)" in text
+    assert "max_call_timeout_s (300)" in text
+    assert "max_life_s (20)" in refused(max_life_s=20)
+
+
+def test_a_command_may_have_defaults_of_its_own(monkeypatch):
+    loaded = load_settings({"call_timeout_s": 400}, {"max_call_timeout_s": 500.0})
+    assert loaded.settings.max_call_timeout_s == 500.0
+    assert "max_call_timeout_s" not in loaded.origins
+    monkeypatch.setenv("CAISSON_MAX_CALL_TIMEOUT_S", "450")
+    loaded = load_settings({}, {"max_call_timeout_s": 500.0})
+    assert loaded.settings.max_call_timeout_s == 450.0
