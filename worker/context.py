@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -97,14 +98,17 @@ class Window:
         """Ask `model` with as much of the history as fits.
 
         An endpoint that finds the request too long makes it shorter a few times, then ends the
-        job (`Stop`) with the numbers. Raises what `Model.reply` raises.
+        job (`Stop`) with the numbers; all of that within `timeout_s`. Raises what `Model.reply`
+        raises.
         """
         tokens, sent = self.tokens, 0
+        deadline = time.monotonic() + timeout_s
         for _ in range(_TRIES):
             request = self.request(run.history, tools, tokens)
             chars = chars_of(request.messages, tools)
+            left_s = max(0.0, deadline - time.monotonic())
             try:
-                reply = model.reply(request, timeout_s=timeout_s, is_cancelled=run.is_cancelled)
+                reply = model.reply(request, timeout_s=left_s, is_cancelled=run.is_cancelled)
             except ContextTooLong as error:
                 _log.warning("request of %d characters is too long: %s", chars, error)
                 if chars == sent:

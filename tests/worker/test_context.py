@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -173,9 +175,11 @@ class Small:
     name = "small"
 
     def __init__(self, most, window=None):
-        self.most, self.window, self.sizes = most, window, []
+        self.most, self.window, self.sizes, self.times = most, window, [], []
 
     def reply(self, request, *, timeout_s, is_cancelled):
+        self.times.append(timeout_s)
+        time.sleep(0.05)
         self.sizes.append(chars_of(request.messages))
         if self.sizes[-1] > self.most:
             raise ContextTooLong("maximum context length exceeded", window=self.window)
@@ -207,6 +211,13 @@ def test_an_endpoint_that_always_refuses_ends_the_job_with_numbers(bench):
     assert caught.value.kind == "ContextTooSmall"
     assert len(model.sizes) <= 4
     assert model.sizes == sorted(model.sizes, reverse=True)
+
+
+def test_one_deadline_holds_for_all_sizes_of_a_request(bench):
+    model = Small(30_000, window=8192)
+    assert long_job(bench, model).text == "done"
+    assert len(model.times) > 1
+    assert model.times[-1] <= 10.0 - 0.05 * (len(model.times) - 1)
 
 
 def test_it_is_a_named_end_of_the_job(bench):

@@ -320,6 +320,26 @@ def test_newer_names_of_the_output_limit_are_learnt(httpserver, chat):
     assert len(httpserver.log) == 3
 
 
+def test_learning_it_takes_no_second_deadline(httpserver, chat):
+    refusal = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+
+    def refuse_slowly(_):
+        time.sleep(0.7)
+        return Response(json.dumps({"error": {"message": refusal}}), status=400)
+
+    def answer_slowly(_):
+        time.sleep(0.7)
+        return Response(json.dumps(answer()), content_type="application/json")
+
+    path = "/v1/chat/completions"
+    httpserver.expect_ordered_request(path).respond_with_handler(refuse_slowly)
+    httpserver.expect_ordered_request(path).respond_with_handler(answer_slowly)
+    started = time.monotonic()
+    with pytest.raises(ModelTimeout):
+        ask(chat(), timeout_s=1.0)
+    assert time.monotonic() - started < 1.3
+
+
 @pytest.mark.parametrize(
     "header",
     [

@@ -77,7 +77,7 @@ class OpenAIChat:
         deadline, waited = started + timeout_s, 0.0
         for tries in range(1, self._retries.tries + 1):
             try:
-                reply = self._try(request, deadline - time.monotonic(), is_cancelled)
+                reply = self._try(request, deadline, is_cancelled)
             except Again as error:
                 _log.warning("try %d of %d: %s", tries, self._retries.tries, error)
                 wait_s = self._retries.wait_s(tries) if error.wait_s is None else error.wait_s
@@ -93,18 +93,19 @@ class OpenAIChat:
     def close(self) -> None:
         self._client.close()
 
-    def _try(self, request: Request, timeout_s: float, is_cancelled: Callable[[], bool]) -> Reply:
+    def _try(self, request: Request, deadline: float, is_cancelled: Callable[[], bool]) -> Reply:
         try:
-            return self._exchange(request, timeout_s, is_cancelled)
+            return self._exchange(request, deadline, is_cancelled)
         except ModelRefused as error:
             if self._limit not in str(error) or "max_completion_tokens" not in str(error):
                 raise
             self._limit = "max_completion_tokens"
-            return self._exchange(request, timeout_s, is_cancelled)
+            return self._exchange(request, deadline, is_cancelled)
 
     def _exchange(
-        self, request: Request, timeout_s: float, is_cancelled: Callable[[], bool]
+        self, request: Request, deadline: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
+        timeout_s = max(0.0, deadline - time.monotonic())
         body = self._body(request)
         post = self._client.chat.completions.with_raw_response.create
         try:
