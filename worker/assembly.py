@@ -84,10 +84,17 @@ def _check_file(path: Path) -> InputFile:
 
 
 def put_files(sandbox: Sandbox, files: Iterable[InputFile]) -> None:
-    """Copy the files into the workspace. Raises `FileRefused` or `SandboxUnavailable`."""
+    """Copy the files into the workspace.
+
+    Raises `FileRefused`, `SandboxUnavailable`, or `InputInvalid` for a file that cannot be read any
+    more.
+    """
     for file in files:
-        with file.path.open("rb") as source:
-            sandbox.write_file(file.name, source)
+        try:
+            with file.path.open("rb") as source:
+                sandbox.write_file(file.name, source)
+        except OSError as error:
+            raise InputInvalid(f"cannot read {file.path}: {error.strerror or error}") from error
 
 
 def read_mounts(paths: Iterable[Path], settings: Settings | None = None) -> tuple[Mount, ...]:

@@ -109,7 +109,7 @@ class Runner:
         run.append(SandboxReplaced(why=str(error)))
         try:
             self.place.replace()
-        except SandboxError as failure:
+        except (SandboxError, InputInvalid) as failure:  # or an input file that is gone by now
             self._give_up(run, failure)
             return False
         self._tell_replaced(run, error)

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from worker.errors import InputInvalid, RecordingInvalid, Stop
-from worker.messages import Finish
+from worker.messages import Finish, Status
 from worker.models.base import Model, Request
 from worker.models.recorded import RecordedModel
 from worker.models.recording import RecordingModel
-from worker.testing import ScriptedModel, say
+from worker.testing import ScriptedModel, ok, say
 
 
 def write(tmp_path, *lines):
@@ -108,3 +108,19 @@ def test_a_recording_of_a_run_replays_as_the_run_was(tmp_path):
 def test_a_recording_that_cannot_be_written_is_refused_at_once(tmp_path):
     with pytest.raises(InputInvalid, match="cannot write the recording"):
         RecordingModel(ScriptedModel([]), tmp_path / "no" / "such")
+
+
+def test_a_recording_that_cannot_be_written_any_more_ends_the_job_by_name(tmp_path, bench):
+    b = bench(say(None, ("shell", {"command": "ls"})), say("done"))
+    path = tmp_path / "r.jsonl"
+
+    def respond(sandbox, kind, text):
+        path.unlink()
+        path.mkdir()
+        return ok()
+
+    b.sandbox.respond = respond
+    b.model = RecordingModel(b.model, path)
+    job = b.drive()
+    assert (job.status, job.error.type) == (Status.FAILED, "RecordingFailed")
+    assert job.error.message == f"cannot write the recording {path}: Is a directory"

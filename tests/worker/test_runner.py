@@ -246,6 +246,22 @@ def test_a_lost_sandbox_is_replaced_once_with_its_inputs_and_the_model_is_told(
     assert watching.of("sandbox")[0].why == "the container was removed from outside"
 
 
+def test_an_input_that_is_gone_when_a_sandbox_is_replaced_ends_the_job(play, tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("data")
+
+    def respond(sandbox, kind, text):
+        path.unlink()
+        sandbox.is_lost = True
+        return ok(text)
+
+    sandboxes = [FakeSandbox(respond), FakeSandbox()]
+    job, used = play(*SCRIPT, sandboxes=sandboxes, request={"files": (path,)})
+    assert (job.status, job.error.type) == (Status.DEAD, "InputInvalid")
+    assert job.error.message == f"cannot read {path}: No such file or directory"
+    assert all(s.is_closed for s in used)
+
+
 def test_a_second_loss_in_a_row_ends_the_job_as_our_failure(play):
     job, used = play(*SCRIPT, sandboxes=[losing(2), losing(1), FakeSandbox()])
     assert (job.status, job.finish_reason) == (Status.DEAD, FinishReason.FAILED)
@@ -385,6 +401,22 @@ def test_bad_input_is_one_line_before_anything_starts(tmp_path, request_, settin
             open_sandbox=lambda spec: pytest.fail("a sandbox was started"),
         )
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_gone_since_it_was_checked_is_named(tmp_path):
+    (tmp_path / "fine").write_text('{"content": "x"}')
+    path = tmp_path / "in.txt"
+    path.write_text("data")
+    sandbox = FakeSandbox()
+
+    def start(spec):
+        path.unlink()
+        return sandbox
+
+    request = JobRequest(goal="g", files=(path,), replay=tmp_path / "fine")
+    with pytest.raises(InputInvalid, match=r"cannot read .*in\.txt: No such file"):
+        run_job(request, Settings(), open_sandbox=start)
+    assert sandbox.is_closed
 
 
 def test_an_unreadable_file_is_named(tmp_path, monkeypatch):

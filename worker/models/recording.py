@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from worker.errors import InputInvalid
+from worker.errors import InputInvalid, Stop
 from worker.messages import Finish, Reply
 from worker.models.base import Model, Request
 
@@ -30,9 +30,12 @@ class RecordingModel:
         wire = reply.message.to_wire()
         if reply.finish is not Finish.STOP:
             wire["finish_reason"] = reply.finish.value
-        mode = "a" if request.turn else "w"
-        with self._path.open(mode, encoding="utf-8") as lines:
-            lines.write(json.dumps(wire, ensure_ascii=False) + "\n")
+        try:
+            with self._path.open("a" if request.turn else "w", encoding="utf-8") as lines:
+                lines.write(json.dumps(wire, ensure_ascii=False) + "\n")
+        except OSError as error:
+            why = f"cannot write the recording {self._path}: {error.strerror}"
+            raise Stop(why, kind="RecordingFailed") from error
         return reply
 
     def close(self) -> None:
