@@ -14,7 +14,6 @@ from worker.budget import BudgetHook
 from worker.builtin import Workplace, builtin_tools
 from worker.context import Window
 from worker.errors import InputInvalid
-from worker.hints import said_bytes
 from worker.hooks import Hooks, Landing
 from worker.loop import Loop
 from worker.messages import Message, Record, Role
@@ -26,6 +25,7 @@ from worker.prompts import notice, text
 from worker.repetition import LoopHook
 from worker.replies import ReplyHook
 from worker.settings import Settings
+from worker.sizes import said_bytes
 from worker.tools import Toolbox
 
 _HEADER_CHARS = 400

@@ -20,9 +20,9 @@ from sandbox.errors import SandboxUnavailable
 from sandbox.types import Execution, Outcome, SandboxSpec
 from worker import assembly, feedback
 from worker.errors import Cancelled, InputInvalid
-from worker.hints import said_bytes
 from worker.messages import Record, Wire
 from worker.settings import MAX_CALL_S, Settings, load_settings
+from worker.sizes import said_bytes
 from worker.stopping import stoppable
 from worker.terminal import Activity, figures, make_console, safe, write_block
 

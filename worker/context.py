@@ -18,11 +18,10 @@ from worker.errors import ContextTooLong, RequestInvalid, Stop
 from worker.history import History, Turn
 from worker.hooks import Run
 from worker.messages import Message, Reply, Role, Wire
-from worker.models.base import Model, Request
+from worker.models.base import TOKENS_PER_CHAR, Model, Request
 from worker.prompts import notice
 
 _log = logging.getLogger(__name__)
-_TOKENS_PER_CHAR = 0.3  # English and code are nearer 0.25; a guess must be too high
 _AROUND_MESSAGE = 48  # its role, ids and separators
 _AROUND_CALL = 64
 _KEPT_CHARS = 400  # of a message that is cut
@@ -84,7 +83,7 @@ def tokens_per_char(history: History) -> float:
         if reply and reply.request_chars and reply.usage.input_tokens:
             measured = 1.05 * reply.usage.input_tokens / reply.request_chars
             return min(1.5, max(0.15, measured))
-    return _TOKENS_PER_CHAR
+    return TOKENS_PER_CHAR
 
 
 @dataclass(frozen=True, slots=True)

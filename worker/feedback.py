@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandbox.types import Execution, FileInfo, Interpreter, Outcome
-from worker.hints import hint, said_bytes
+from worker.hints import hint
 from worker.messages import ResultStatus
+from worker.sizes import said_bytes
 
 __all__ = ["Observation", "hint", "render"]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from sandbox.types import Execution, Interpreter, Outcome
 from worker.prompts import hint_text
+from worker.sizes import said_bytes
 
 _MAX_NAMES = 40
 _ALIASES = {
@@ -118,16 +119,6 @@ def hint(
     if execution.interpreter is Interpreter.NONE and execution.exit_code is None:
         rules = (_expression,)
     return next((said for rule in rules if (said := rule(case))), None)
-
-
-def said_bytes(size: int) -> str:
-    """A size as people write it."""
-    amount, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if amount < 1000:  # noqa: PLR2004 - the next unit
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if amount >= 10 or unit == "B" else f"{amount:.1f} {unit}"  # noqa: PLR2004
 
 
 # ---- how it ended

@@ -20,7 +20,7 @@ from rich.theme import Theme
 
 from sandbox.transcript import clean
 from sandbox.types import Execution, Interpreter
-from worker.hints import said_bytes
+from worker.sizes import said_bytes
 
 MAX_CHARS = 1_000_000
 MAX_WIDTH = 110

@@ -7,7 +7,6 @@ lost at a chosen moment. `ScriptedModel` gives the replies that it was made with
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -172,8 +171,3 @@ class ScriptedModel:
 
 def _without_usage(wire: Wire) -> Message:
     return normal_message({key: value for key, value in wire.items() if key != "usage"})
-
-
-def written(data: bytes) -> BinaryIO:
-    """A source of bytes, as `write_file` takes it."""
-    return io.BytesIO(data)

@@ -21,7 +21,6 @@ from rich.text import Text
 from sandbox.transcript import clean
 from sandbox.types import Outcome
 from worker.budget import Spent, spent
-from worker.hints import said_bytes
 from worker.history import History
 from worker.hooks import Observer
 from worker.messages import (
@@ -42,6 +41,7 @@ from worker.messages import (
     ToolCall,
     ToolResult,
 )
+from worker.sizes import said_bytes
 from worker.terminal import Activity, figures, safe, shortened, time_text, write_block
 from worker.tools import shown_arguments
 

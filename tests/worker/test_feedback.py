@@ -6,8 +6,8 @@ import pytest
 
 from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome
 from worker.feedback import Observation, hint, render
-from worker.hints import said_bytes
 from worker.messages import ResultStatus
+from worker.sizes import said_bytes
 from worker.testing import ok
 
 

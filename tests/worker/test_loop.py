@@ -9,10 +9,9 @@ import pytest
 
 import worker.loop
 from sandbox.errors import SandboxLost, SandboxUnavailable
-from worker.context import check_request
 from worker.errors import LeaseLost, Pause, SkipCall, Stop
 from worker.hooks import Hook, Hooks
-from worker.messages import FinishReason, ResultStatus, Status
+from worker.messages import FinishReason, ResultStatus, Role, Status
 from worker.testing import ok, say
 
 
@@ -50,11 +49,13 @@ def test_calls_run_in_order_and_their_results_reach_the_model(bench):
     assert "output:\nc" in last[-1].text
 
 
-def test_every_request_that_is_sent_is_valid(bench):
+def test_every_call_that_is_sent_back_has_its_result(bench):
     b = bench(say(None, python("a"), ("nothing", {})), say(None, python("x")), say("done"))
-    b.drive()
-    for request in b.model.requests:
-        check_request(request.messages)
+    assert b.drive().answer == "done"
+    messages = b.model.requests[-1].messages
+    asked = [call.id for message in messages for call in message.tool_calls]
+    assert len(set(asked)) == 3
+    assert [m.tool_call_id for m in messages if m.role is Role.TOOL] == asked
 
 
 def test_ids_of_the_endpoint_are_replaced_by_unique_short_ones(bench):

@@ -17,7 +17,7 @@ import openai
 
 from worker.errors import Cancelled, ModelRefused, ModelTimeout, ModelUnavailable
 from worker.messages import Message, Record, Reply, Role, Usage, Wire
-from worker.models.base import Request
+from worker.models.base import TOKENS_PER_CHAR, Request
 from worker.models.exchange import Line
 from worker.models.failures import Again, Endpoint, from_status, from_text
 from worker.models.normal import normal_finish, normal_message
@@ -25,7 +25,6 @@ from worker.settings import Price
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_GUESSED_TOKENS_PER_CHAR = 0.3
 
 
 class Retries(Record):
@@ -185,8 +184,8 @@ class OpenAIChat:
         if not any(used):  # not counted by the endpoint: a guess keeps budgets working
             sizes = json.dumps(body["messages"]), json.dumps(message.to_wire())
             used = (
-                int(len(sizes[0]) * _GUESSED_TOKENS_PER_CHAR),
-                int(len(sizes[1]) * _GUESSED_TOKENS_PER_CHAR),
+                int(len(sizes[0]) * TOKENS_PER_CHAR),
+                int(len(sizes[1]) * TOKENS_PER_CHAR),
             )
         usage = Usage(input_tokens=used[0], output_tokens=used[1])
         return usage.model_copy(update={"cost": self._price.of(usage) if self._price else None})
