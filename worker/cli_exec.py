@@ -286,7 +286,9 @@ def _run_calls(bench: Bench, calls: Iterable[Call], show: Show) -> bool:
         with stoppable() as is_stopped:
             execution = _run_call(bench, call, is_stopped, activity)
         lost += execution.lost_names
-        advice = feedback.hint(execution, call.text, lost_names=lost, network=bench.network)
+        advice = feedback.hint(
+            execution, call.text, lost_names=lost, network=bench.network, silence=False
+        )
         show(execution, advice)
         if is_stopped.is_set():
             return False

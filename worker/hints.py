@@ -108,14 +108,19 @@ def hint(
     *,
     lost_names: tuple[str, ...] = (),
     network: str = "none",
+    silence: bool = True,
 ) -> str | None:
     """One line on what to do about `execution`, or None when there is nothing worth saying.
 
-    `code` is what ran; `lost_names` are variables that earlier calls of the job have lost.
+    `code` is what ran; `lost_names` are variables that earlier calls of the job have lost;
+    `silence` says whether a call that went well and showed nothing is worth it. A model takes that
+    for a fault, a person does not.
     """
     names = (*lost_names, *execution.lost_names)
     case = _Case(execution, code or "", names, network)
     rules = _FINE if execution.outcome is Outcome.OK else _FAILED
+    if not silence:
+        rules = tuple(rule for rule in rules if rule is not _empty)
     if execution.interpreter is Interpreter.NONE and execution.exit_code is None:
         rules = (_expression,)
     return next((said for rule in rules if (said := rule(case))), None)

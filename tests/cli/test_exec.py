@@ -154,6 +154,11 @@ def test_a_failure_for_people(caisson):
 
 
 @pytest.mark.engine
+def test_a_call_that_says_nothing_needs_no_advice(caisson):
+    assert caisson("exec", "--python", "x = 1", "--json").object["hint"] is None
+
+
+@pytest.mark.engine
 def test_the_exit_code_of_a_shell_is_told_not_taken_over(caisson):
     ended = caisson("exec", "--shell", "echo hi; exit 3", "--json")
     assert ended.code == 0

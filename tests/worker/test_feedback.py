@@ -262,6 +262,11 @@ def test_where_nothing_can_be_said_nothing_is_said(execution, code):
     assert hint(execution, code) is None
 
 
+def test_silence_is_worth_a_word_to_a_model_alone():
+    assert hint(ok(), "x = 1", silence=False) is None
+    assert "saved as a PNG" in hint(ok(), "plt.show()", silence=False)
+
+
 def test_names_lost_in_an_earlier_call_are_remembered():
     error = failed("NameError", "name 'df' is not defined")
     assert "was lost" in hint(error, "", lost_names=("df",))
