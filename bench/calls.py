@@ -25,7 +25,7 @@ import docker
 from sandbox.docker import DockerSandbox
 from sandbox.engine import DEFAULT_URL
 from sandbox.errors import SandboxError
-from sandbox.hardening import container_options
+from sandbox.hardening import SANDBOX_UIDS, container_options
 from sandbox.types import Outcome, SandboxSpec
 
 CALL_TARGET_S = 0.002
@@ -101,7 +101,7 @@ class Raw:
 
     def hardened(self) -> dict[str, object]:
         deadline = time.time() + self._spec.limits.max_life_s
-        return container_options(self._spec, command=IDLE, deadline=deadline)
+        return container_options(self._spec, command=IDLE, deadline=deadline, uid=SANDBOX_UIDS[0])
 
     def plain(self) -> dict[str, object]:
         labels = {"caisson.job": self._spec.job}

@@ -14,7 +14,6 @@ from sandbox.types import SandboxSpec
 
 RELAY_UID = 65533
 RELAY_ADDRESS = "caisson-guest"
-WORKSPACE = "/workspace"
 
 BOOTSTRAP = """\
 import os

@@ -8,19 +8,21 @@ container when half read, and have let containers write to the host.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Self
+from datetime import datetime
+from typing import Any, Self
 
 from sandbox import bundle
 from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
 from sandbox.engine import Engine
 from sandbox.errors import SandboxLost, SandboxUnavailable
-from sandbox.hardening import SANDBOX_UIDS, container_options
+from sandbox.hardening import SANDBOX_UIDS, WORKSPACE, container_options
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
 
@@ -36,7 +38,6 @@ class DockerSandbox(GuestSandbox):
         super().__init__(session)
         self.container = container
         self._engine = engine
-        self._began = time.monotonic()
 
     @classmethod
     def start(
@@ -56,18 +57,19 @@ class DockerSandbox(GuestSandbox):
             deadline=time.time() + spec.limits.max_life_s,
             image_volumes=volumes,
         )
-        container = engine.create(options, f"caisson-{spec.job[:60]}-{secrets.token_hex(4)}")
+        name = f"caisson-{spec.job[:60]}-{secrets.token_hex(4)}"
         try:
-            return cls._greet(engine, container, spec)
-        except BaseException:  # Ctrl-C too
-            engine.remove(container)
+            return cls._greet(engine, engine.create(options, name), spec)
+        except BaseException:  # Ctrl-C too, also while the engine creates it
+            with contextlib.suppress(SandboxUnavailable):  # the first error is the one to tell
+                engine.remove(name)
             engine.close()
             raise
 
     @classmethod
     def _greet(cls, engine: Engine, container: str, spec: SandboxSpec) -> Self:
         session = Session(engine.attach(container), spec)
-        config = bundle.guest_config(spec, bundle.WORKSPACE, is_container=True)
+        config = bundle.guest_config(spec, WORKSPACE, is_container=True)
         deadline = time.monotonic() + START_S
         try:
             # Sent before the start: the guest reads it while the engine is still busy starting.
@@ -103,14 +105,13 @@ class DockerSandbox(GuestSandbox):
         try:
             self._engine.remove(self.container)
         except SandboxUnavailable:
-            pass  # the engine is away; the container ends by itself, and the reaper finds it
+            pass  # the engine is away; the container ends by itself, without a host
         finally:
             self._engine.close()
 
     def _why_lost(self) -> str | None:
         """Ask the engine how the container ended."""
         life_s = self.spec.limits.max_life_s
-        age_s = time.monotonic() - self._began
         try:
             for _ in wait_until(time.monotonic() + ENDING_S):
                 state = self._engine.state(self.container)
@@ -119,11 +120,17 @@ class DockerSandbox(GuestSandbox):
                 if not state["Running"]:
                     oom = bool(state["OOMKilled"]) and state["ExitCode"] != 0
                     return describe_end(
-                        state["ExitCode"], was_out_of_memory=oom, age_s=age_s, life_s=life_s
+                        state["ExitCode"], was_out_of_memory=oom, age_s=_age_s(state), life_s=life_s
                     )
         except SandboxUnavailable as error:
             return str(error)
         return None
+
+
+def _age_s(state: dict[str, Any]) -> float:
+    """How long a container ran, by the engine's clock."""
+    began, ended = (datetime.fromisoformat(state[key]) for key in ("StartedAt", "FinishedAt"))
+    return (ended - began).total_seconds()
 
 
 def owner() -> str:

@@ -111,7 +111,7 @@ class GuestSandbox:
 
 def describe_end(exit_code: int, *, was_out_of_memory: bool, age_s: float, life_s: float) -> str:
     """Say in words how a sandbox's first process ended."""
-    if age_s >= life_s:
+    if age_s > life_s - 0.5:  # the guest counts from its own beginning, a moment later or earlier
         return f"the sandbox has reached its maximum life of {life_s:g} s"
     if was_out_of_memory:
         return "the sandbox ran out of memory and its first process was killed"

@@ -6,6 +6,7 @@ One `Engine` belongs to one thread: the HTTP session under it is not made for tw
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
@@ -35,12 +36,12 @@ GONE = (404, 409)  # not there any more, or somebody else is removing it
 class Engine:
     """A connection to one Docker engine; raises `EngineUnavailable` if none answers."""
 
-    def __init__(self, url: str | None = None, *, timeout_s: int = TIMEOUT_S) -> None:
+    def __init__(self, url: str | None = None) -> None:
         self.url = url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
         with self._translated():
             settings = {**_tls(), "base_url": self.url}
             version = _negotiated(self.url)
-            self._client: Any = docker.APIClient(**settings, version=version, timeout=timeout_s)
+            self._client: Any = docker.APIClient(**settings, version=version, timeout=TIMEOUT_S)
 
     def describe(self) -> dict[str, Any]:
         """The engine's own account of itself (`GET /info`)."""
@@ -80,7 +81,7 @@ class Engine:
                 self._client.start(container)
             except APIError as error:
                 why = str(error.explanation)
-                if "executable file not found" in why or "no such file or directory" in why:
+                if "python3" in why and re.search(r"executable file not found|no such file", why):
                     raise ImageUnsuitable(
                         "the image has no python3 on its PATH; Python 3.9 or newer is needed"
                     ) from error
@@ -130,7 +131,8 @@ class Engine:
             yield
         except APIError as error:
             why = str(error.explanation or error).strip()
-            kind = SpecInvalid if error.status_code == 400 else EngineUnavailable  # noqa: PLR2004
+            is_ours = error.status_code == 400 or re.match(r"network \S+ not found", why)  # noqa: PLR2004
+            kind = SpecInvalid if is_ours else EngineUnavailable
             raise kind(f"the Docker engine refused: {why}") from error
         except (DockerException, requests.RequestException, OSError) as error:
             raise EngineUnavailable(

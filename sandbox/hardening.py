@@ -34,8 +34,9 @@ from sandbox.errors import SpecInvalid
 from sandbox.types import MIB, Limits, Mount, SandboxSpec
 
 # A user of its own for each sandbox: some of the kernel's quotas (watches, pipe buffers) are kept
-# by user, and neighbours would share them. Above what hosts and images give to anybody.
-SANDBOX_UIDS = range(1 << 20, 1 << 21)
+# by user, and neighbours would share them. The range is the one that systemd keeps for users made
+# on the fly, and below 65,536, which is all that an engine with user namespaces maps.
+SANDBOX_UIDS = range(61184, 65520)
 WORKSPACE = "/workspace"
 MOUNT_ROOT = "/mnt"
 HOSTNAME = "sandbox"
@@ -106,7 +107,7 @@ def container_options(
     *,
     command: Sequence[str],
     deadline: float,
-    uid: int = SANDBOX_UIDS[0],
+    uid: int,
     image_volumes: Iterable[str] = (),
 ) -> dict[str, object]:
     """Return the body of `POST /containers/create` for `spec`.

@@ -7,6 +7,7 @@ product where no engine can be had, and it refuses to start unless told to.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import shutil
 import socket
@@ -16,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 from sandbox import bundle, hardening
 from sandbox.driver import GuestSandbox
@@ -45,8 +48,14 @@ class ProcessSandbox(GuestSandbox):
             )
         workspace = Path(tempfile.mkdtemp(prefix="caisson-")).resolve()
         ours, theirs = socket.socketpair()
-        process = _spawn(spec, workspace, theirs)
-        theirs.close()
+        try:
+            process = _spawn(spec, workspace, theirs)
+        except SandboxUnavailable:
+            ours.close()
+            workspace.rmdir()
+            raise
+        finally:
+            theirs.close()
         session = Session(SocketLink(ours, is_framed=False), spec)
         sandbox = cls(process, workspace, session)
         config = bundle.guest_config(spec, str(workspace), is_container=False)
@@ -64,8 +73,12 @@ class ProcessSandbox(GuestSandbox):
         try:
             self._process.wait(ENDING_S)  # it sees its link close
         except subprocess.TimeoutExpired:
+            below = psutil.Process(self._process.pid).children(recursive=True)
             self._process.kill()
             self._process.wait()
+            for orphan in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    orphan.kill()
         shutil.rmtree(self.workspace, ignore_errors=True)
 
     def _why_lost(self) -> str | None:

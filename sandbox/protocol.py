@@ -30,7 +30,6 @@ Text = Annotated[str, StringConstraints(max_length=16_000)]
 Base64 = Annotated[str, StringConstraints(max_length=MAX_FRAME)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
-Texts = Annotated[tuple[Text, ...], Field(max_length=1000)]
 
 
 class Said(BaseModel):
@@ -54,7 +53,7 @@ class Hello(Said):
 class Declined(Said):
     """A request that the guest did not do, and why."""
 
-    kind: Literal["malformed", "refused", "fault", "unsuitable"]
+    kind: Literal["malformed", "refused", "conflict", "fault", "unsuitable"]
     id: Id
     reason: Text
 
@@ -130,6 +129,7 @@ class Result(Answer):
     value: Bounded | None
     output: Bounded
     output_file: Text | None
+    spilled_bytes: Count
     error: Raised | None
     duration_s: Seconds
     cpu_s: Seconds
@@ -181,11 +181,11 @@ def execution(result: Result, output_bytes: int) -> Execution:
 
     Raises `ProtocolError` if the guest has kept more than `output_bytes` of a text.
     """
-    output = _render(result.output, result.output_file, output_bytes)
+    output = _render(result.output, output_bytes, _where(result))
     return Execution(
         outcome=Outcome(result.outcome),
         exit_code=result.exit_code,
-        value=result.value and _render(result.value, None, output_bytes).text,
+        value=result.value and _render(result.value, output_bytes).text,
         output=output.text,
         output_truncated=output.truncated,
         output_bytes=result.output.bytes,
@@ -220,11 +220,20 @@ def _mime(name: str) -> str:
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-def _render(text: Bounded, file: str | None, limit: int) -> transcript.Transcript:
+def _where(result: Result) -> str | None:
+    """Say where the text is that is not shown, and how much of it."""
+    if not result.output_file:
+        return None
+    name, kept = _clean(result.output_file), result.spilled_bytes
+    whole = kept >= result.output.bytes
+    return f"full text in {name}" if whole else f"the first {kept} bytes are in {name}"
+
+
+def _render(text: Bounded, limit: int, where: str | None = None) -> transcript.Transcript:
     head, tail = unpack(text.head), unpack(text.tail)
     if len(head) + len(tail) > limit:
         raise ProtocolError(f"the guest sent a text of more than {limit} bytes")
-    return transcript.render(head, tail, text.bytes, full_text_in=file)
+    return transcript.render(head, tail, text.bytes, where=where)
 
 
 def _clean(text: str) -> str:

@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import uuid
+from collections import deque
 from typing import BinaryIO, TypeVar
 
 from sandbox import protocol
@@ -21,7 +22,7 @@ from sandbox.errors import (
     SandboxUnavailable,
     StaleGeneration,
 )
-from sandbox.guest.wire import MAX_FRAME, Lines, pack
+from sandbox.guest.wire import MAX_FRAME, VERSION, Lines, pack
 from sandbox.link import Link
 from sandbox.protocol import (
     Answer,
@@ -41,6 +42,7 @@ CHUNK = 2 * 1024 * 1024
 ANSWER_S = 30.0  # for what takes milliseconds, on a machine that is busy
 ENDING_S = 15.0  # on top of a call's limit: the guest's grace, its clean-up, a busy machine
 MAX_SAID = 4 * MAX_FRAME  # in answer to one request
+MAX_FRAMES = 1000
 MAX_TEXT = MAX_FRAME - 64 * 1024
 SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -54,10 +56,10 @@ class Session:
         self.spec = spec
         self._link = link
         self._lines = Lines(MAX_FRAME)
-        self._inbox: list[Frame] = []
+        self._unread: deque[bytes | None] = deque()
         self._to_acknowledge: list[str] = []
         self._sending = threading.Lock()
-        self._received_bytes = 0
+        self._received_bytes = self._received_frames = 0
 
     # --- opening --------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class Session:
             except ProtocolError:
                 continue  # the rest of a line to another host
             if isinstance(said, Hello) and said.nonce == nonce:
-                return said
+                return _of_this_version(said)
             if isinstance(said, Declined) and said.kind == "unsuitable":
                 raise ImageUnsuitable(f"the image has {said.reason}; 3.9 or newer is needed")
             if isinstance(said, Stale):
@@ -174,13 +176,6 @@ class Session:
 
     # --- ending ---------------------------------------------------------------------------
 
-    def farewell(self) -> None:
-        """Tell the guest to end, if it still listens."""
-        try:
-            self._request("close")
-        except SandboxUnavailable:
-            return  # it is gone already, which is what was wanted
-
     def close(self) -> None:
         """Close the link."""
         self._link.close()
@@ -193,7 +188,7 @@ class Session:
 
     def _request(self, kind: str, **fields: object) -> None:
         line = protocol.write(kind, generation=self.spec.generation, **fields)
-        self._received_bytes = 0
+        self._received_bytes = self._received_frames = 0
         self._send(line, time.monotonic() + ANSWER_S)
 
     def _send(self, data: bytes, deadline: float) -> None:
@@ -213,20 +208,21 @@ class Session:
                 return said
 
     def _next(self, deadline: float) -> Frame:
-        while not self._inbox:
+        while True:
+            while self._unread:
+                line = self._unread.popleft()
+                if line is None:
+                    raise ProtocolError(f"the guest sent a line of over {MAX_FRAME} bytes")
+                self._received_frames += 1
+                if self._received_frames > MAX_FRAMES:
+                    raise ProtocolError("the guest talks without end")
+                if line.strip():
+                    return protocol.read(line)
             data = self._link.receive(deadline)
             self._received_bytes += len(data)
             if self._received_bytes > MAX_SAID:
                 raise ProtocolError("the guest talks without end")
-            for line in self._lines.feed(data):
-                self._keep(line)
-        return self._inbox.pop(0)
-
-    def _keep(self, line: bytes | None) -> None:
-        if line is None:
-            raise ProtocolError(f"the guest sent a line of over {MAX_FRAME} bytes")
-        if line.strip():
-            self._inbox.append(protocol.read(line))
+            self._unread.extend(self._lines.feed(data))
 
 
 def _refusal(text: str) -> Execution | None:
@@ -244,10 +240,21 @@ def _failed(kind: str, message: str) -> Execution:
     return Execution(outcome=Outcome.ERROR, error=error, interpreter=Interpreter.KEPT)
 
 
+def _of_this_version(hello: Hello) -> Hello:
+    """A sandbox outlives its worker, and may outlive the worker's version."""
+    if hello.version != VERSION:
+        raise SandboxUnavailable(
+            f"the sandbox speaks version {hello.version} of the protocol, this host {VERSION}"
+        )
+    return hello
+
+
 def _declined(said: Declined) -> Exception:
     """The error for a request that the guest did not do."""
     if said.kind == "refused":
         return FileRefused(said.reason)
+    if said.kind == "conflict":
+        return SandboxUnavailable(f"the sandbox is at something else: {said.reason}")
     if said.kind == "fault":
         return SandboxUnavailable(f"the sandbox has no room left: {said.reason}")
     return ProtocolError(f"the guest did not understand: {said.reason}")

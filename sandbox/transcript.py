@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-MAX_LINE_CHARS = 8192
+MAX_LINE_CHARS = 65_536
 _KEPT_REPEATS = 3
 _KEPT_UNREADABLE = 8
 _KEPT_INVISIBLE = 4
@@ -64,7 +64,7 @@ class Transcript(NamedTuple):
     truncated: bool
 
 
-def render(head: bytes, tail: bytes, total_bytes: int, *, full_text_in: str | None) -> Transcript:
+def render(head: bytes, tail: bytes, total_bytes: int, *, where: str | None) -> Transcript:
     """Turn the first and the last bytes of an output into text.
 
     Args:
@@ -72,10 +72,10 @@ def render(head: bytes, tail: bytes, total_bytes: int, *, full_text_in: str | No
         tail: The last bytes that are not in `head`.
         total_bytes: How many were written; more than `head` and `tail` hold means that the
             middle is missing, and the text says so at that place.
-        full_text_in: The file that has all of it, named in that note; None if there is none.
+        where: Where to find what is missing, for that note ("full text in …"); None if nowhere.
     """
     missing = total_bytes - len(head) - len(tail)
-    where = f"; full text in {full_text_in}" if full_text_in else ""
+    where = f"; {where}" if where else ""
     if missing <= 0:
         return _tidy((head + tail).decode(errors="replace"), where)
     first = _tidy(_without_cut_end(head), where).text

@@ -30,7 +30,9 @@ class Limits(Record):
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="default limit of one call")
     max_life_s: float = Field(3600.0, gt=0, description="the container ends itself after this")
     open_files: int = Field(1024, ge=128, le=2**20)
-    output_bytes: int = Field(32_768, ge=1024, description="output of a call kept for the caller")
+    output_bytes: int = Field(
+        32_768, ge=1024, le=MIB, description="output of a call kept for the caller"
+    )
     spill_bytes: int = Field(16 * MIB, ge=0, description="output of a call kept in a file")
     output_kill_bytes: int = Field(256 * MIB, ge=65_536, description="a call ends past this")
     workspace_bytes: int | None = Field(None, ge=MIB, description="default: 3/8 of the memory")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
+import warnings
+from contextlib import closing
 
 import pytest
 
@@ -15,28 +19,36 @@ NO_ENGINE = os.environ.pop("CAISSON_NO_ENGINE", "")
 JOB = f"test-{os.getpid()}"
 
 
-def _why_no_engine() -> str:
+@functools.cache
+def find_no_engine():
+    """Say why tests cannot use an engine; empty if they can."""
     if NO_ENGINE:
         return NO_ENGINE
-    try:
-        engine = Engine()
-        engine.image(SandboxSpec().image)
-        engine.close()
-    except (EngineUnavailable, ImageMissing) as error:
-        return str(error)
+    with warnings.catch_warnings():
+        # docker-py leaves the socket of a failed connection to the collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            with closing(Engine()) as engine:
+                engine.image(SandboxSpec().image)
+        except (EngineUnavailable, ImageMissing) as error:
+            return str(error)
+        finally:
+            gc.collect()
     return ""
 
 
 @pytest.fixture(scope="session")
 def why_no_engine():
-    return _why_no_engine()
+    """Why there is no engine; empty if there is one."""
+    return find_no_engine()
 
 
-@pytest.fixture(autouse=True)
-def _engine_or_skip(request):
-    if request.node.get_closest_marker("engine") is None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Decide before any fixture is made, of whatever scope."""
+    if item.get_closest_marker("engine") is None:
         return
-    why = request.getfixturevalue("why_no_engine")
+    why = find_no_engine()
     if why and os.environ.get("REQUIRE_SERVICES") == "1":
         pytest.fail(f"REQUIRE_SERVICES=1, and there is no engine: {why}")
     if why:
@@ -44,13 +56,12 @@ def _engine_or_skip(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_left_behind(why_no_engine):
+def _nothing_left_behind():
     """No test may leave a container, whatever it did to the sandbox."""
     yield
-    if not why_no_engine:
-        engine = Engine()
-        left = [found["Names"] for found in engine.labelled(f"caisson.job={JOB}")]
-        engine.close()
+    if not find_no_engine():
+        with closing(Engine()) as engine:
+            left = [found["Names"] for found in engine.labelled(f"caisson.job={JOB}")]
         assert not left
 
 

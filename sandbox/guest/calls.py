@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -80,14 +79,13 @@ class Call:
         """Whether a fork has met the process limit since the call began."""
         return self._counters.pid_refusals() > self._refusals
 
-    def interrupt(self, outcome: str, limit: str) -> None:
-        """Ask the call to end; the outcome is settled by the first who asks."""
+    def interrupt(self, outcome: str, *limits: str) -> None:
+        """Ask the call to end; the outcome, and the limit met, are settled by the first to ask."""
         if self.stage is Stage.RUNNING:
             self.stage, self.reason = Stage.INTERRUPTED, outcome
-            self.limits_met.append(limit)
+            self.limits_met += limits
             self.deadline = time.monotonic() + GRACE_S
-            with contextlib.suppress(ProcessLookupError):  # it ends at this very moment
-                os.killpg(self.pid, signal.SIGINT)
+            processes.interrupt(self.pid, self.spared)
 
 
 def read_exit(status: int, usage: Any) -> Exit:

@@ -33,11 +33,6 @@ class Bounded:
         if len(self.tail) > 2 * self._half:
             del self.tail[: -self._half]
 
-    @property
-    def omitted(self) -> int:
-        """How many bytes of the middle are not kept."""
-        return self.total - len(self.head) - len(self._last())
-
     def _last(self) -> bytes:
         return bytes(self.tail[-self._half :])
 
@@ -68,7 +63,8 @@ class Capture:
         self.kept = Bounded(self._limit)
         self.file: str | None = None
         self._name = f"{OUTPUT_FOLDER}/{number}.txt"
-        self._spilled = 0
+        self.spilled = 0
+        self._may_spill = self._spill_limit > 0
 
     def end(self) -> None:
         """Close the file of the full text."""
@@ -79,7 +75,7 @@ class Capture:
     def retire(self) -> None:
         """From now on only count: its call is over, and open files are few."""
         self.end()
-        self._spill_limit = 0
+        self._may_spill = False
 
     def read(self) -> int:
         """Take what is there; returns its size, 0 at the end of the stream, -1 for nothing yet."""
@@ -102,26 +98,31 @@ class Capture:
 
     def _spill_over(self, data: bytes) -> None:
         """Write the full text to a file once it is more than will be kept."""
-        if self.kept.total + len(data) <= self._limit or not self._spill_limit:
+        if self.kept.total + len(data) <= self._limit or not self._may_spill:
             return
         if self.file is None:
             self._open_spill()
-        room = self._spill_limit - self._spilled
-        if self._spill is None or room <= 0:
-            return
-        try:
-            self._spilled += os.write(self._spill, data[:room])
-        except OSError:  # the workspace is full; what is there stays
-            self.end()
+        self._write(data)
 
     def _open_spill(self) -> None:
         try:
             self._spill = files.create(self._workspace, self._name)
-            before = bytes(self.kept.head + self.kept.tail)
-            self._spilled = os.write(self._spill, before)
         except (OSError, files.Refused):  # no space, or user code has put something in its place
+            self._may_spill = False
+            return
+        self.file = self._name
+        self._write(bytes(self.kept.head + self.kept.tail))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)[: max(0, self._spill_limit - self.spilled)]
+        try:
+            while view and self._spill is not None:
+                written = os.write(self._spill, view)
+                view = view[written:]
+                self.spilled += written
+        except OSError:  # the workspace is full; what is there is the beginning, and stays
+            self._may_spill = False
             self.end()
-        self.file = self._name if self._spill is not None else None
 
     def close_writer(self) -> None:
         """Close our copy of the end that others write to."""

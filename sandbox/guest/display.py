@@ -72,12 +72,27 @@ def save_figures(workspace: str, numbered_from: int) -> list[str]:
     if pyplot is None:
         return []
     names: list[str] = []
-    for number in pyplot.get_fignums()[:MAX_FIGURES]:
+    numbers = pyplot.get_fignums()
+    for number in numbers[:MAX_FIGURES]:
         name = _free_name(workspace, numbered_from + len(names) + 1)
-        pyplot.figure(number).savefig(os.path.join(workspace, name), bbox_inches="tight", dpi=110)
-        names.append(name)
-    pyplot.close("all")
+        if _save(pyplot, number, os.path.join(workspace, name)):
+            names.append(name)
+    if len(numbers) > MAX_FIGURES:
+        print(f"only {MAX_FIGURES} of {len(numbers)} open figures were saved", file=sys.stderr)
+        pyplot.close("all")
     return names
+
+
+def _save(pyplot: Any, number: int, path: str) -> bool:
+    """Save one figure and close it; a figure that cannot be drawn must not fail later calls."""
+    try:
+        pyplot.figure(number).savefig(path, bbox_inches="tight", dpi=110)
+        return True
+    except Exception as error:
+        print(f"figure {number} was not saved: {type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    finally:
+        pyplot.close(number)
 
 
 def _free_name(workspace: str, number: int) -> str:

@@ -119,8 +119,8 @@ def snapshot(root: str) -> Snapshot:
     """
     found: Snapshot = {}
     deadline = time.monotonic() + MAX_SCAN_S
-    for entry, name in _walk(root, "", 0):
-        if len(found) >= MAX_FILES or time.monotonic() > deadline:
+    for entry, name in _walk(root, "", 0, deadline):
+        if len(found) >= MAX_FILES:
             break
         try:
             status = entry.stat(follow_symlinks=False)
@@ -130,19 +130,23 @@ def snapshot(root: str) -> Snapshot:
     return found
 
 
-def _walk(root: str, prefix: str, depth: int) -> Iterator[tuple[os.DirEntry[str], str]]:
+def _walk(
+    root: str, prefix: str, depth: int, deadline: float
+) -> Iterator[tuple[os.DirEntry[str], str]]:
     try:
         listing = os.scandir(os.path.join(root, prefix))
     except OSError:
         return
     with listing:
         for entry in listing:
+            if time.monotonic() > deadline:
+                return
             if entry.name.startswith(".") or entry.name == "__pycache__":
                 continue
             name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
                 if depth < MAX_DEPTH:
-                    yield from _walk(root, name + "/", depth + 1)
+                    yield from _walk(root, name + "/", depth + 1, deadline)
             elif entry.is_file(follow_symlinks=False) and name.isprintable():
                 yield entry, name
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import types
+from functools import partial
 from typing import Any
 
 from . import display, report, wire
@@ -37,6 +38,7 @@ class Interpreter:
         self._value_limit = value_limit
         self._running = False
         self._figures = 0
+        self._loop: Any = None
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = self._module
@@ -77,15 +79,7 @@ class Interpreter:
             raise KeyboardInterrupt
 
     def _run(self, code: str, name: str) -> Bounded | None:
-        tree = ast.parse(code, name)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        if tree.body:
-            self._evaluate(compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
-        if not isinstance(last, ast.Expr):
-            return None
-        expression = ast.Expression(last.value)
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        value = self._evaluate(compile(expression, name, "eval", flags))
+        value = self._evaluate(_parts(code, name))
         if value is None:
             return None
         self._module.__dict__["_"] = value
@@ -93,18 +87,43 @@ class Interpreter:
         bounded.add(display.text(value).encode("utf-8", "backslashreplace"))
         return bounded
 
-    def _evaluate(self, compiled: types.CodeType) -> Any:
-        value = eval(compiled, self._module.__dict__)
-        if not compiled.co_flags & CO_COROUTINE:
-            return value
-        import asyncio  # noqa: PLC0415 - half of the guest's start, and few calls need it
+    def _evaluate(self, parts: list[types.CodeType]) -> Any:
+        """Run the parts of a call; in an event loop, kept between calls, if one of them waits."""
+        if any(part.co_flags & CO_COROUTINE for part in parts):
+            import asyncio  # noqa: PLC0415 - half of the guest's start, and few calls need it
 
-        return asyncio.run(value)
+            self._loop = self._loop or asyncio.new_event_loop()
+            return self._loop.run_until_complete(self._evaluate_waiting(parts))
+        value = None
+        for part in parts:
+            value = eval(part, self._module.__dict__)
+        return value
+
+    async def _evaluate_waiting(self, parts: list[types.CodeType]) -> Any:
+        value = None
+        for part in parts:
+            value = eval(part, self._module.__dict__)
+            if part.co_flags & CO_COROUTINE:
+                value = await value
+        return value
 
     def names(self) -> list[str]:
         """The names that user code has defined, in the order in which it did."""
         names = [name for name in list(self._module.__dict__) if type(name) is str]
         return [name[:MAX_NAME] for name in names if not name.startswith("_")][:MAX_NAMES]
+
+
+def _parts(code: str, name: str) -> list[types.CodeType]:
+    """Compile the statements of a call, and its last expression (or None) for its value."""
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    value = last.value if isinstance(last, ast.Expr) else ast.Constant(None, lineno=1, col_offset=0)
+    # Not to inherit this module's own `from __future__ import annotations`.
+    compiled = partial(
+        compile, filename=name, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+    )
+    expression = ast.fix_missing_locations(ast.Expression(value))
+    return [compiled(tree, mode="exec"), compiled(expression, mode="eval")]
 
 
 def _cpu_s() -> float:
@@ -141,6 +160,7 @@ def _open_streams() -> None:
 
 def serve(request_fd: int, answer_fd: int, workspace: str, value_limit: int) -> None:
     """Answer calls until the supervisor is gone; the kernel process's main function."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # Python code expects BrokenPipeError
     _open_streams()
     sys.path.insert(0, workspace)
     sys.argv = [""]

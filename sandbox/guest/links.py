@@ -142,9 +142,11 @@ def _close_in_child(sockets: list[socket.socket]) -> None:
     gate, key = os.pipe()
     with contextlib.closing(os.fdopen(gate)), contextlib.closing(os.fdopen(key, "w")):
         if os.fork() == 0:
-            close_all_but((gate, *(each.fileno() for each in sockets)))
-            os.read(gate, 1)  # until the parent's copies are closed
-            os._exit(0)
+            try:
+                close_all_but((gate, *(each.fileno() for each in sockets)))
+                os.read(gate, 1)  # until the parent's copies are closed
+            finally:
+                os._exit(0)
         for each in sockets:
             each.close()
 

@@ -66,7 +66,10 @@ def table() -> list[Process]:
     As PID 1 that is everything in the sandbox; elsewhere only this process's descendants.
     """
     own = os.getpid()
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []  # no descriptor to be had on this machine: nobody can be told apart now
     found = [p for p in map(inspect, pids) if p is not None and p.pid != own]
     return found if own == 1 else _descendants(own, found)
 
@@ -81,6 +84,14 @@ def _descendants(root: int, processes: Iterable[Process]) -> list[Process]:
         found += below
         queue += [process.pid for process in below]
     return found
+
+
+def interrupt(leader: int, spared: set[Process]) -> None:
+    """Send SIGINT to a process, and to those of its group that are not spared."""
+    for pid in [leader, *(process.pid for process in _others(spared))]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if pid == leader or os.getpgid(pid) == leader:
+                os.kill(pid, signal.SIGINT)
 
 
 def kill_others(spared: set[Process], timeout_s: float = 1.0) -> bool:

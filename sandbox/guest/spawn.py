@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Callable, NoReturn
 
-from . import processes, syscalls
+from . import processes
 
 STDERR = 2
 NICE = 10  # however many processes user code starts, the supervisor has its turn
@@ -47,6 +47,8 @@ def _become_child(
         _volunteer_for_oom()
         _enter(cwd)
         if os.getppid() == 1:
+            from . import syscalls  # noqa: PLC0415 - loaded by `interpreter.prepare`
+
             os.nice(NICE)
             syscalls.protect(1)
         run()

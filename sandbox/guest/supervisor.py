@@ -1,6 +1,7 @@
 """The first process of a sandbox: serves one host at a time and outlives whatever code does.
 
-One thread, one loop, nothing in it that blocks. At most one call runs; its time limit, memory,
+One thread, one loop; nothing in it waits for a peer or for user code, and cleaning up after a call
+has bounds of its own. At most one call runs; its time limit, memory,
 output and end are judged here and not by the process that user code owns.
 """
 
@@ -29,10 +30,9 @@ MAX_ID = 200
 MAX_NAME = 4096
 MAX_CHUNK = 4 * MIB
 MAX_CAPTURES = 32
-VERSION = 1
 
 
-class Refused(Exception):
+class Conflict(Exception):
     """The request is well formed and will not be done; the text says why."""
 
 
@@ -62,7 +62,6 @@ class Supervisor:
             "write": self._on_write,
             "read": self._on_read,
             "list": self._on_list,
-            "close": self._on_close,
         }
         self._wake_on_children()
         self._links = Links(self._selector, self._on_frame)
@@ -73,13 +72,19 @@ class Supervisor:
     # --- the loop -------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Serve until told to close, the maximum life is over, or no host has come back."""
+        """Serve until the maximum life is over, or no host has come back."""
         while not self._is_over():
             for key, events in self._selector.select(self._patience()):
-                key.data(events)
+                if self._is_watched(key):
+                    key.data(events)
             self._reap()
             self._links.tend()
             self._watch_call()
+
+    def _is_watched(self, key: selectors.SelectorKey) -> bool:
+        """Whether no earlier event of the same round has closed this descriptor."""
+        now = self._selector.get_map().get(key.fd)
+        return now is not None and now.data is key.data
 
     def _is_over(self) -> bool:
         now = time.monotonic()
@@ -110,8 +115,10 @@ class Supervisor:
             self._dispatch(link, frame)
         except Malformed as error:
             self._decline(link, "malformed", frame, error)
-        except (Refused, files.Refused) as error:
+        except files.Refused as error:
             self._decline(link, "refused", frame, error)
+        except Conflict as error:
+            self._decline(link, "conflict", frame, error)
         except OSError as error:  # no memory, process or descriptor to be had, even after cleaning
             self._decline(link, "fault", frame, error)
 
@@ -142,7 +149,7 @@ class Supervisor:
         answer = {
             "kind": "hello",
             "nonce": nonce,
-            "version": VERSION,
+            "version": wire.VERSION,
             "epoch": self._epoch,
             "python": sys.version.split()[0],
             "running": self._call.id if self._call else None,
@@ -162,9 +169,9 @@ class Supervisor:
         if known is not None:
             self._answer(known)
         elif self._call is not None:
-            raise Refused(f"busy: {self._call.id} is running")
+            raise Conflict(f"busy: {self._call.id} is running")
         elif self._results.is_full:
-            raise Refused("too many results are not acknowledged")
+            raise Conflict("too many results are not acknowledged")
         else:
             self._begin(frame["kind"], execution_id, text, timeout_s)
 
@@ -173,7 +180,7 @@ class Supervisor:
         if self._call is not None and self._call.id == execution_id:
             return {"kind": "running", "id": execution_id}
         if self._results.is_acknowledged(execution_id):
-            raise Refused("already acknowledged: " + execution_id)
+            raise Conflict("already acknowledged: " + execution_id)
         return self._results.get(execution_id)
 
     def _on_recall(self, frame: Frame) -> None:
@@ -182,7 +189,7 @@ class Supervisor:
 
     def _on_cancel(self, _frame: Frame) -> None:
         if self._call is not None:
-            self._call.interrupt("killed", "cancelled")
+            self._call.interrupt("killed")
 
     def _on_write(self, frame: Frame) -> None:
         data = wire.unpack(wire.text(frame, "data", wire.MAX_FRAME))
@@ -210,9 +217,6 @@ class Supervisor:
     def _on_list(self, frame: Frame) -> None:
         listing = files.listing(self._workspace)
         self._answer({"kind": "files", "id": wire.text(frame, "id", MAX_ID), "files": listing})
-
-    def _on_close(self, _frame: Frame) -> None:
-        self._ends_at = 0.0
 
     def _answer(self, frame: Frame) -> None:
         self._links.say(self._links.current, frame)
@@ -293,6 +297,7 @@ class Supervisor:
 
     def _on_kernel_exit(self, kernel: KernelProcess, end: Exit) -> None:
         self._on_kernel(kernel)  # it may have answered and then died
+        kernel.capture.drain()
         self._lose_kernel()
         call = self._call
         if call is None or call.kind == "python":
@@ -317,6 +322,7 @@ class Supervisor:
             "value": came.get("value"),
             "output": call.capture.kept.frame(),
             "output_file": call.capture.file,
+            "spilled_bytes": call.capture.spilled,
             "error": why_it_ended(call, came, outcome, limits_met),
             "duration_s": time.monotonic() - call.started,
             "cpu_s": came["cpu_s"],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
-import platform
+import os
 import struct
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ def protect(supervisor: int) -> None:
 
     Does nothing on processors whose numbers are not known here; `caisson doctor` tells.
     """
-    machine = MACHINES.get(platform.machine())
+    machine = MACHINES.get(os.uname().machine)
     if machine is None:
         return
     libc = ctypes.CDLL(None, use_errno=True)

@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any, Callable
 
+VERSION = 1  # of the protocol; raised with every change that an older peer would not take
 MAX_FRAME = 8 * 1024 * 1024
 MAX_QUEUE = 4 * MAX_FRAME
 READ_SIZE = 256 * 1024

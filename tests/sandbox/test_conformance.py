@@ -9,7 +9,7 @@ import time
 import pytest
 
 from sandbox.base import Sandbox
-from sandbox.errors import FileRefused, SandboxLost
+from sandbox.errors import FileRefused, SandboxLost, SandboxUnavailable
 from sandbox.types import Interpreter, Outcome
 
 
@@ -105,6 +105,25 @@ class TestPython:
     def test_await_works_at_the_top_level(self, sandbox):
         code = "import asyncio\nasync def f():\n    return 7\nawait f()"
         assert sandbox.python(code).value == "7"
+
+    def test_tasks_live_on_from_one_await_to_the_next(self, sandbox):
+        code = (
+            "import asyncio\nasync def f(x):\n    await asyncio.sleep(0.05)\n    return x\n"
+            "t = asyncio.create_task(f(1))\nu = asyncio.create_task(f(2))\nawait t"
+        )
+        assert sandbox.python(code).value == "1"
+        assert sandbox.python("await u").value == "2"
+
+    def test_annotations_mean_what_they_mean_elsewhere(self, sandbox):
+        assert sandbox.python("def f(x: int): pass\nf.__annotations__['x'] is int").value == "True"
+
+    def test_a_closed_pipe_is_an_exception_and_not_the_end(self, sandbox):
+        code = (
+            "import subprocess\n"
+            "subprocess.run(['head', '-c1'], input=b'x' * 10**6, capture_output=True).stdout"
+        )
+        assert sandbox.python(code).value == "b'x'"
+        assert sandbox.shell("yes | head -1").output == "y\n"
 
     def test_a_module_of_the_workspace_can_be_imported(self, sandbox):
         put(sandbox, "helper.py", b"def f():\n    raise ValueError('inside')\n")
@@ -204,6 +223,12 @@ class TestEndings:
         assert time.monotonic() - began < 3
         assert (done.outcome, done.error.type) == (Outcome.KILLED, "Cancelled")
 
+    def test_a_time_limit_spares_what_earlier_python_calls_left_running(self, sandbox):
+        sandbox.python("import subprocess\np = subprocess.Popen(['sleep', '60'])")
+        done = sandbox.python("import time\ntime.sleep(60)", timeout_s=0.5)
+        assert (done.outcome, done.interpreter) == (Outcome.TIMEOUT, Interpreter.KEPT)
+        assert sandbox.python("p.poll() is None").value == "True"
+
     def test_a_late_cancel_harms_nothing(self, sandbox):
         sandbox.python("x = 1")
         sandbox.cancel()
@@ -299,6 +324,16 @@ class TestOutput:
         assert len(done.output) < 100_000
         assert sandbox.python("1 + 1").value == "2"
 
+    def test_a_text_that_is_too_long_for_its_file_says_so(self, start):
+        sandbox = start("process", spill_bytes=100_000)
+        done = sandbox.python("print('x\\n' * 100_000)")
+        assert f"the first 100000 bytes are in {done.output_file}" in done.output
+        assert len(get(sandbox, done.output_file)) == 100_000
+
+    def test_a_line_that_fits_is_whole(self, sandbox):
+        done = sandbox.python("print('x' * 20_000)")
+        assert (done.output, done.output_truncated) == ("x" * 20_000 + "\n", False)
+
     def test_bytes_that_are_no_text_become_text(self, sandbox):
         done = sandbox.python(
             "import sys\nprint('a\\0b')\nsys.stdout.flush()\n"
@@ -391,7 +426,7 @@ class TestExecutionIds:
     def test_an_acknowledged_result_is_gone_and_its_id_still_refused(self, sandbox):
         sandbox.python("1", execution_id="a")
         sandbox.python("2", execution_id="b")
-        with pytest.raises(FileRefused, match="already acknowledged"):
+        with pytest.raises(SandboxUnavailable, match="already acknowledged"):
             sandbox.python("3", execution_id="a")
 
 

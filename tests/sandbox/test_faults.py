@@ -80,7 +80,7 @@ class TestStarting:
             start(spec=SandboxSpec(job=job, runtime="runsc-missing"))
 
     def test_a_network_that_does_not_exist_is_an_error(self, start, job):
-        with pytest.raises(SandboxUnavailable, match="no-such-network"):
+        with pytest.raises(SpecInvalid, match="no-such-network"):
             start(spec=SandboxSpec(job=job, network="no-such-network"))
 
 
@@ -236,3 +236,35 @@ class TestLimitsAreEnforced:
 
 def test_protocol_error_is_infrastructure():
     assert issubclass(ProtocolError, SandboxUnavailable)
+
+
+@pytest.fixture
+def plots(start):
+    return start()
+
+
+class TestFigures:
+    def test_open_figures_are_saved_and_closed(self, plots):
+        code = "import matplotlib.pyplot as plt\nfor i in range(2):\n    plt.figure()\n'value'"
+        done = plots.python(code)
+        assert done.value == "'value'"
+        assert [(f.name, f.mime) for f in done.files] == [
+            ("figure-1.png", "image/png"),
+            ("figure-2.png", "image/png"),
+        ]
+        assert plots.python("plt.get_fignums()").value == "[]"
+
+    def test_a_figure_that_cannot_be_drawn_costs_neither_the_value_nor_later_calls(self, plots):
+        code = "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.title('$\\\\foo{$')\n'value'"
+        done = plots.python(code)
+        assert (done.outcome, done.value) == (Outcome.OK, "'value'")
+        assert "figure 1 was not saved" in done.output
+        assert plots.python("1 + 1").value == "2"
+
+    def test_figures_that_are_left_out_are_told(self, plots):
+        code = (
+            "import matplotlib.pyplot as plt\nfor i in range(22):\n    plt.figure(figsize=(1, 1))"
+        )
+        done = plots.python(code)
+        assert "only 20 of 22 open figures were saved" in done.output
+        assert len(done.files) == 20

@@ -137,6 +137,7 @@ RESULT = st.fixed_dictionaries(
         "value": st.none() | BOUNDED,
         "output": BOUNDED,
         "output_file": st.none() | st.text(max_size=20),
+        "spilled_bytes": st.integers(0, 100),
         "error": st.none()
         | st.fixed_dictionaries(
             {
@@ -210,6 +211,23 @@ def answer(stream, replies):
             stream.sendall(b"".join(replies).replace(b'"ID"', json.dumps(asked).encode()))
         except OSError:
             return  # the host has had enough
+
+
+def test_a_good_answer_behind_a_bad_one_is_heard():
+    def serve(stream):
+        with closing(stream):
+            nonce = json.loads(stream.recv(65536).splitlines()[-1])["nonce"]
+            hello = {"kind": "hello", "nonce": nonce, "version": 1, "epoch": "", "python": "3"}
+            stream.sendall(b"half\n" + lines_of([{**hello, "running": None, "finished": []}]))
+            stream.recv(1)
+
+    ours, theirs = socket.socketpair()
+    serving = threading.Thread(target=serve, args=(theirs,))
+    serving.start()
+    session = Session(SocketLink(ours, is_framed=False), SandboxSpec())
+    assert session.hello(5.0).python == "3"
+    session.close()
+    serving.join(10)
 
 
 ASKS = {

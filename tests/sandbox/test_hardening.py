@@ -17,7 +17,7 @@ COMMAND = ["python3", "-I", "-c", "pass"]
 
 def options(spec=None, **changes):
     return container_options(
-        spec or SandboxSpec(**changes), command=COMMAND, deadline=1_800_000_000.5
+        spec or SandboxSpec(**changes), command=COMMAND, deadline=1_800_000_000.5, uid=61184
     )
 
 
@@ -32,7 +32,7 @@ def environment_of(body):
 def test_the_defaults_close_everything():
     body = options()
     host = body["HostConfig"]
-    assert body["User"] == "1048576:1048576"
+    assert body["User"] == "61184:61184"
     assert host["NetworkMode"] == "none"
     assert host["CapDrop"] == ["ALL"]
     assert not host["CapAdd"]
@@ -80,8 +80,8 @@ def test_what_is_written_to_memory_fits_into_it():
             "nodev",
             "nr_inodes=500",
             "mode=0700",
-            "uid=1048576",
-            "gid=1048576",
+            "uid=61184",
+            "gid=61184",
         } <= set(text.split(","))
 
 
@@ -191,6 +191,7 @@ def test_volumes_of_the_image_are_covered_once():
         SandboxSpec(mounts=(Mount(source=Path("/d"), target=PurePosixPath("/mnt/d")),)),
         command=COMMAND,
         deadline=0,
+        uid=61184,
         image_volumes=["/var/lib/db/", "/var/lib/db", "/workspace", "/tmp", "/mnt/d"],
     )
     covers = [mount for mount in body["HostConfig"]["Mounts"] if mount["Type"] == "tmpfs"]
@@ -285,6 +286,7 @@ def start(engine, job, tmp_path):
             SandboxSpec(job=job, limits=limits, mounts=(mount,)),
             command=command,
             deadline=time.time() + 60,
+            uid=61184,
             **arguments,
         )
         engine.create_container_from_config(body, names[-1])
@@ -335,8 +337,8 @@ def probed(engine, start):
 @pytest.mark.engine
 def test_the_engine_enforces_what_the_options_say(probed):
     seen, container = probed
-    assert seen["ids"] == [1048576] * 3
-    assert set(seen["groups"]) <= {1048576}
+    assert seen["ids"] == [61184] * 3
+    assert set(seen["groups"]) <= {61184}
     assert seen["pid"] == 1
     assert seen["cwd"] == "/workspace"
     assert seen["interfaces"] == ["lo"]

@@ -81,7 +81,7 @@ def test_names_become_plain(tmp_path, name, target):
 
 def test_what_is_allowed_is_accepted_by_the_hardening(folder):
     spec = SandboxSpec(mounts=check_mounts([folder, folder / "a.csv"]))
-    host = container_options(spec, command=["x"], deadline=0)["HostConfig"]
+    host = container_options(spec, command=["x"], deadline=0, uid=61184)["HostConfig"]
     assert [mount["ReadOnly"] for mount in host["Mounts"]] == [True, True]
 
 

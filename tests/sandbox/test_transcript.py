@@ -9,37 +9,41 @@ from sandbox.transcript import MAX_LINE_CHARS, Transcript, clean, render
 
 
 def text_of(data: bytes) -> str:
-    return render(data, b"", len(data), full_text_in=None).text
+    return render(data, b"", len(data), where=None).text
 
 
 def test_plain_text_is_left_alone():
     text = "café €5\n\tindented 数据 👩‍👩‍👧 می‌خواهم\n\nend\n"
-    assert render(text.encode(), b"", len(text.encode()), full_text_in=None) == Transcript(
+    assert render(text.encode(), b"", len(text.encode()), where=None) == Transcript(
         text, truncated=False
     )
 
 
 def test_a_missing_middle_is_named_with_its_size_and_its_file():
-    shown = render(b"first\nsec", b"st\nlast\n", 1000, full_text_in=".output/3.txt")
+    shown = render(b"first\nsec", b"st\nlast\n", 1000, where="full text in .output/3.txt")
     assert shown.truncated
     assert shown.text == (
         "first\nsec\n[... 983 bytes omitted; full text in .output/3.txt]\nst\nlast\n"
     )
-    without_file = render(b"first\n", b"last", 1000, full_text_in=None)
+    without_file = render(b"first\n", b"last", 1000, where=None)
     assert without_file.text == "first\n[... 990 bytes omitted]\nlast"
 
 
 def test_nothing_is_called_missing_when_head_and_tail_are_all():
-    assert render(b"one ", b"two", 7, full_text_in="x") == Transcript("one two", truncated=False)
-    assert render(b"one ", b"two", -5, full_text_in="x") == Transcript("one two", truncated=False)
+    assert render(b"one ", b"two", 7, where="full text in x") == Transcript(
+        "one two", truncated=False
+    )
+    assert render(b"one ", b"two", -5, where="full text in x") == Transcript(
+        "one two", truncated=False
+    )
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_character_cut_in_two_leaves_no_garbage(cut):
     data = "€𝄞é€𝄞é".encode()
     head, tail = data[:cut], data[cut:]
-    assert "\ufffd" not in render(head, tail, 10_000, full_text_in=None).text
-    assert render(head, tail, len(data), full_text_in=None).text == "€𝄞é€𝄞é"
+    assert "\ufffd" not in render(head, tail, 10_000, where=None).text
+    assert render(head, tail, len(data), where=None).text == "€𝄞é€𝄞é"
 
 
 @pytest.mark.parametrize(
@@ -127,13 +131,13 @@ def test_repeated_lines_are_counted():
 
 
 def test_a_flood_of_one_line_is_not_called_truncated():
-    shown = render(b"Hello world\n" * 1626, b"", 12 * 1626, full_text_in=None)
+    shown = render(b"Hello world\n" * 1626, b"", 12 * 1626, where=None)
     assert shown == Transcript("Hello world\n[previous line repeated 1625 times]\n", False)
 
 
 def test_a_very_long_line_loses_its_middle_and_says_so():
-    data = b"before\n" + b"x" * 30_000 + b"END\nafter"
-    shown = render(data, b"", len(data), full_text_in="f.txt")
+    data = b"before\n" + b"x" * 100_000 + b"END\nafter"
+    shown = render(data, b"", len(data), where="full text in f.txt")
     before, long, after = shown.text.split("\n")
     assert (before, after) == ("before", "after")
     assert shown.truncated
@@ -145,7 +149,7 @@ def test_a_very_long_line_loses_its_middle_and_says_so():
 
 def test_the_last_line_of_an_error_survives_any_flood_before_it():
     tail = b"199999\nTraceback\nValueError: the real cause\n"
-    assert "the real cause" in render(b"0\n1\n", tail, 10**9, full_text_in="o").text
+    assert "the real cause" in render(b"0\n1\n", tail, 10**9, where="full text in o").text
 
 
 def test_clean_keeps_a_text_within_its_size():
@@ -179,7 +183,7 @@ BYTES = st.binary(max_size=400) | st.lists(SNIPPETS, max_size=60).map(b"".join)
 
 @given(head=BYTES, tail=BYTES, missing=st.integers(-10, 10**12))
 def test_whatever_was_printed_the_text_is_fit_to_store_and_show(head, tail, missing):
-    shown = render(head, tail, len(head) + len(tail) + missing, full_text_in=".output/1.txt")
+    shown = render(head, tail, len(head) + len(tail) + missing, where="full text in .output/1.txt")
     shown.text.encode()
     assert all(map(is_fit, shown.text))
     assert "\u202e" not in shown.text
@@ -210,5 +214,5 @@ def test_64_kib_of_anything_takes_well_under_50_ms(pattern, start):
 
 def cpu_seconds(data: bytes) -> float:
     start = time.process_time()
-    render(data[:32_768], data[32_768:], len(data), full_text_in=None)
+    render(data[:32_768], data[32_768:], len(data), where=None)
     return time.process_time() - start
