@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sandbox.base import Sandbox
@@ -18,7 +18,7 @@ from worker.hooks import Hooks, Landing
 from worker.loop import Loop
 from worker.messages import Message, Record, Role
 from worker.models.base import Model
-from worker.models.recorded import RecordedModel
+from worker.models.recorded import RecordedModel, never
 from worker.models.recording import RecordingModel
 from worker.models.text_protocol import TextCalls
 from worker.prompts import notice, text
@@ -136,18 +136,31 @@ def start_sandbox(settings: Settings, spec: SandboxSpec) -> Sandbox:
 
 
 def make_model(
-    settings: Settings, *, replay: Path | None = None, record: Path | None = None
+    settings: Settings,
+    *,
+    replay: Path | None = None,
+    record: Path | None = None,
+    is_cancelled: Callable[[], bool] = never,
 ) -> Model:
     """The model that the settings name, or a recording in its place.
 
-    Raises `InputInvalid` or `RecordingInvalid` when there is none to be had.
+    Raises `InputInvalid` or `RecordingInvalid` when there is none to be had, `Cancelled` while it
+    is waited for.
     """
-    model: Model = RecordedModel(replay) if replay else _endpoint_model(settings)
+    if replay and record and _is_same(replay, record):
+        raise InputInvalid(f"{record}: cannot be replayed and recorded at once")
+    model: Model = RecordedModel(replay, is_cancelled) if replay else _endpoint_model(settings)
     if record:
-        if replay and record.resolve() == replay.resolve():
-            raise InputInvalid(f"{record}: cannot be replayed and recorded at once")
         model = RecordingModel(model, record)
     return TextCalls(model) if settings.text_calls else model
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths are one file, by whatever links."""
+    try:
+        return one.samefile(other)
+    except OSError:  # one is not there, or not to be looked at
+        return one.resolve() == other.resolve()
 
 
 def _endpoint_model(settings: Settings) -> Model:

@@ -148,7 +148,9 @@ def run_job(
     job = _new_job(request, settings)
     mounts = assembly.read_mounts(request.mounts, settings)
     files = assembly.check_files(request.files, settings.limits())
-    model = assembly.make_model(settings, replay=request.replay, record=request.record)
+    model = assembly.make_model(
+        settings, replay=request.replay, record=request.record, is_cancelled=is_cancelled
+    )
 
     def open_one() -> Sandbox:
         spec = settings.spec(job.id, mounts)

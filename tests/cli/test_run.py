@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.cli.conftest import COMMAND, containers_of, wait_for
 
 KEYS = ["id", "status", "finish_reason", "answer", "steps", "usage", "artifacts", "error"]
 WORK = {"say": "I count.", "python_interpreter": {"code": "total = sum(range(5))\nprint(total)"}}
+UNISOLATED = {"CAISSON_DRIVER": "process", "CAISSON_ALLOW_UNISOLATED": "true"}
 ESCAPES = re.compile(r"\x1b[^m]*m")
 
 
@@ -166,9 +168,33 @@ def test_a_reader_that_goes_away_does_not_end_the_work(begin, recording):
         "count",
         "--replay",
         recording(work, "done"),
-        CAISSON_DRIVER="process",
-        CAISSON_ALLOW_UNISOLATED="true",
+        **UNISOLATED,
     )
     process.stdout.close()
     assert process.wait(30) == 0
     assert not process.stderr.read()
+
+
+def test_a_recording_may_come_through_a_pipe_and_be_given_up(begin, tmp_path):
+    def start():
+        process = begin("run", "x", "--replay", "pipe", **UNISOLATED)
+        wait_for(lambda: has_open(process.pid, tmp_path / "pipe"))
+        return process
+
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    waiting = start()
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.communicate(timeout=5) == ("", "caisson: cancelled\n")
+    assert waiting.returncode == 130
+    reading = start()
+    os.write(writer, b'{"content": "all done"}\n')
+    os.close(writer)
+    assert "all done" in reading.communicate(timeout=20)[0]
+    assert reading.returncode == 0
+
+
+def has_open(pid, path):
+    with suppress(FileNotFoundError):  # closed while we look
+        return any(link.readlink() == path for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False

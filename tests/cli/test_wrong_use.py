@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from worker.settings import Settings
@@ -80,6 +82,21 @@ def test_a_broken_line_of_a_recording_is_named(refuses, turns):
 def test_an_empty_recording(refuses, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     refuses("run", "x", "--replay", "empty.jsonl", says="empty.jsonl")
+
+
+def test_a_recording_that_is_neither_a_file_nor_a_pipe_with_a_writer(refuses, turns, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    refuses("run", "x", "--replay", "pipe", says="pipe has no replies")
+    refuses("run", "x", "--replay", "/dev/zero", says="/dev/zero is neither a file nor a pipe")
+    refuses("run", "x", "--replay", turns, "--record", "pipe", says="it is a pipe")
+
+
+def test_one_file_cannot_be_replayed_and_recorded_at_once(refuses, turns, tmp_path):
+    held = turns.read_text()
+    (tmp_path / "again.jsonl").hardlink_to(turns)
+    for name in (turns, "again.jsonl"):
+        refuses("run", "x", "--replay", turns, "--record", name, says="replayed and recorded")
+    assert turns.read_text() == held
 
 
 def test_a_record_file_that_cannot_be_written(refuses, turns):

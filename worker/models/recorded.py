@@ -8,22 +8,35 @@ that came with its message.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import select
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from worker.errors import InputInvalid, RecordingInvalid, Stop
+from worker.errors import Cancelled, InputInvalid, RecordingInvalid, Stop
 from worker.messages import Reply, Wire
 from worker.models.base import Request
 from worker.models.normal import normal_finish, normal_message
 
+_POLL_S = 0.1
+_CHUNK_BYTES = 65536
+
+
+def never() -> bool:
+    return False
+
 
 class RecordedModel:
-    """See `worker.models.base.Model`. Which reply is next follows from the request alone."""
+    """See `worker.models.base.Model`. Which reply is next follows from the request alone.
 
-    def __init__(self, path: Path) -> None:
+    A recording that comes through a pipe is waited for, until `is_cancelled` says so.
+    """
+
+    def __init__(self, path: Path, is_cancelled: Callable[[], bool] = never) -> None:
         self.name = f"recording {path.name}"
         self._path = path
-        self._replies = _read(path)
+        self._replies = _read(path, is_cancelled)
 
     def reply(
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
@@ -40,9 +53,9 @@ class RecordedModel:
         """Nothing is held open."""
 
 
-def _read(path: Path) -> list[Reply]:
+def _read(path: Path, is_cancelled: Callable[[], bool]) -> list[Reply]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = b"".join(_chunks(path, is_cancelled)).decode()
     except UnicodeDecodeError as error:
         raise RecordingInvalid(f"{path} is not UTF-8 text") from error
     except OSError as error:
@@ -51,6 +64,32 @@ def _read(path: Path) -> list[Reply]:
     if not lines:
         raise RecordingInvalid(f"{path} has no replies")
     return [_reply(line, f"{path}, line {number}") for number, line in lines]
+
+
+def _chunks(path: Path, is_cancelled: Callable[[], bool]) -> Iterator[bytes]:
+    # Without O_NONBLOCK, opening a FIFO waits for a writer and hears no signal meanwhile.
+    source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(source).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISDIR(mode)):
+            raise InputInvalid(f"the recording {path} is neither a file nor a pipe")
+        while chunk := _chunk(source, is_cancelled):
+            yield chunk
+    finally:
+        os.close(source)
+
+
+def _chunk(source: int, is_cancelled: Callable[[], bool]) -> bytes:
+    """The next bytes, or none at the end; a pipe that nobody writes to is at its end at once."""
+    data = select.poll()
+    data.register(source, select.POLLIN)
+    while True:
+        try:
+            return os.read(source, _CHUNK_BYTES)
+        except BlockingIOError:  # there is a writer, which has nothing to say yet
+            data.poll(_POLL_S * 1000)
+        if is_cancelled():
+            raise Cancelled
 
 
 def _reply(line: str, place: str) -> Reply:

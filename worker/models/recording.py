@@ -19,6 +19,8 @@ class RecordingModel:
         self._model = model
         self._path = path
         try:
+            if path.is_fifo():  # opening it would wait for a reader
+                raise InputInvalid(f"cannot write the recording {path}: it is a pipe, not a file")
             path.open("a").close()
         except OSError as error:
             raise InputInvalid(f"cannot write the recording {path}: {error.strerror}") from error
