@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ import typer
 
 from sandbox.errors import SandboxError, SpecInvalid
 from worker.errors import CaissonError, Cancelled, InputInvalid, UsageError
+from worker.output import Output, OutputLost, guard_output
 from worker.stopping import interrupt_on_signals, stoppable
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ class Exit(IntEnum):
     FAILED = 4  # the job, or a check of `doctor`, failed
     INFRASTRUCTURE = 5  # our side failed: the engine, the image, the model's endpoint
     CANCELLED = 130  # Ctrl-C
+    CLOSED = 141  # nobody read the output to its end, as a shell says it of SIGPIPE
 
 
 EXIT_CODES = (
     "Exit codes: 0 answered, 2 wrong use, 3 budget or loop, 4 failed, "
-    "5 infrastructure, 130 cancelled."
+    "5 infrastructure, 130 cancelled, 141 nobody read the output."
 )
 
 app = typer.Typer(
@@ -56,13 +58,29 @@ app = typer.Typer(
 config_app = typer.Typer(rich_markup_mode=None, help="Look at the settings in force.")
 app.add_typer(config_app, name="config")
 
+
+def _refuse_empty(text: str | None) -> str | None:
+    if text == "":
+        raise typer.BadParameter("the path is empty")
+    return text
+
+
+def _path(text: str) -> Path:
+    """A path as it was typed; an empty one would mean the current folder."""
+    return Path(_refuse_empty(text) or "")
+
+
 Files = Annotated[
     list[Path] | None,
-    typer.Option("--file", metavar="PATH", help="Put into the workspace, by its name."),
+    typer.Option(
+        "--file", metavar="PATH", parser=_path, help="Put into the workspace, by its name."
+    ),
 ]
 Mounts = Annotated[
     list[Path] | None,
-    typer.Option("--mount", metavar="PATH", help="Offer read-only at /mnt/NAME (large data)."),
+    typer.Option(
+        "--mount", metavar="PATH", parser=_path, help="Offer read-only at /mnt/NAME (large data)."
+    ),
 ]
 Memory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory of the sandbox, like 512m or 2g.")
@@ -78,9 +96,17 @@ def main() -> None:
     interrupt_on_signals()
     # What a log would say is on the screen already, in better words.
     logging.getLogger().addHandler(logging.NullHandler())
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    sys.exit(_guarded(sys.argv[1:]))
+    output = guard_output()
+    sys.exit(_delivered(_guarded(sys.argv[1:]), output))
+
+
+def _delivered(code: int, output: Output) -> int:
+    """The exit code, unless what was printed could not be written."""
+    with suppress(OutputLost):
+        output.flush()
+    if output.lost is None or output.lost.is_closed:
+        return code
+    return _complain(f"cannot write the output: {output.lost}", Exit.INFRASTRUCTURE)
 
 
 def _guarded(arguments: Sequence[str]) -> int:
@@ -97,9 +123,8 @@ def _guarded(arguments: Sequence[str]) -> int:
         return _complain("cancelled", Exit.CANCELLED)
     except (CaissonError, SandboxError) as error:
         return _complain(error, Exit.INFRASTRUCTURE)
-    except BrokenPipeError:
-        _forget_stdout()
-        return Exit.FAILED
+    except OutputLost as error:
+        return Exit.CLOSED if error.is_closed else Exit.INFRASTRUCTURE
 
 
 def _wrong_use(error: typer.TyperException) -> str:
@@ -114,13 +139,9 @@ def _complain(what: object, code: Exit) -> Exit:
 
     line = " ".join(clean(str(what), 2000).split())
     if line:
-        print(f"caisson: {line}", file=sys.stderr)
+        with suppress(OutputLost):
+            print(f"caisson: {line}", file=sys.stderr)
     return code
-
-
-def _forget_stdout() -> None:
-    """Nobody reads any more: the interpreter's last flush must not complain about it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_version(is_asked: bool) -> None:
@@ -158,10 +179,13 @@ def run(
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Take the model's turns from this recording."),
+        typer.Option(
+            metavar="FILE", parser=_path, help="Take the model's turns from this recording."
+        ),
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the model's turns to this file.")
+        Path | None,
+        typer.Option(metavar="FILE", parser=_path, help="Write the model's turns to this file."),
     ] = None,
     max_steps: Annotated[
         str | None, typer.Option(metavar="N", help="Replies the model may give.")
@@ -172,7 +196,7 @@ def run(
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> int:
-    """Let an agent work on GOAL, show the work as it happens, and end with the answer."""
+    """Let an agent work on GOAL, and watch it."""
     from worker.runner import JobRequest, run_job
     from worker.settings import load_settings
 
@@ -211,7 +235,7 @@ def _exit_of(job: Job) -> Exit:
     from worker.messages import FinishReason, Status
 
     if job.status is Status.DEAD:
-        why = f"{job.error.type}: {job.error.message}" if job.error else "the job is dead"
+        why = job.error.message if job.error else "the job is dead"
         return _complain(why, Exit.INFRASTRUCTURE)
     codes = {
         FinishReason.ANSWERED: Exit.ANSWERED,
@@ -235,7 +259,11 @@ def execute(
     ] = None,
     script: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="JSON lines, each a call; - reads standard input."),
+        typer.Option(
+            metavar="FILE",
+            callback=_refuse_empty,
+            help="JSON lines, each a call; - reads standard input.",
+        ),
     ] = None,
     file: Files = None,
     mount: Mounts = None,
@@ -286,14 +314,16 @@ def _calls(given: dict[str, str | None], script: str | None) -> Iterable[Call]:
 # ---- doctor, config
 
 
-@app.command(epilog="Exit codes: 0 all checks hold, 4 one does not, 2 wrong use.")
+@app.command(
+    epilog="Exit codes: 0 all checks hold, 4 one does not (so also without an engine), 2 wrong use."
+)
 def doctor(
     image: Annotated[
         str | None, typer.Option(metavar="NAME", help="The image to check with.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Start a sandbox with the settings in force and prove each of its limits."""
+    """Prove each limit of a sandbox by trying it."""
     from sandbox.doctor import diagnose
     from worker.settings import load_settings
     from worker.terminal import Activity, make_console, write_check

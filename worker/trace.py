@@ -38,6 +38,7 @@ from worker.messages import (
     ResultStatus,
     Role,
     SandboxReplaced,
+    Status,
     ToolCall,
     ToolResult,
 )
@@ -327,8 +328,8 @@ def _ending(job: Job) -> Text:
     if job.usage.cost:
         parts.append(f"cost {job.usage.cost:.4f}")
     line = Text.assemble(mark, (reason, mark[1]), ("  " + " · ".join(parts), "dim"))
-    if job.error is not None:
-        line.append(f"\n  {safe(job.error.type)}: {safe(job.error.message)}")
+    if job.error is not None and job.status is not Status.DEAD:  # our failures go to stderr
+        line.append(f"\n  {safe(job.error.message)}")
     return line
 
 

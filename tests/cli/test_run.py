@@ -93,6 +93,14 @@ def test_without_an_engine_the_job_is_dead_and_the_exit_code_5(caisson, recordin
     assert "nowhere.sock" in ended.err
 
 
+def test_a_failure_of_ours_is_told_once_and_without_the_name_of_a_class(caisson, recording):
+    ended = caisson("run", "x", "--replay", recording("10"), DOCKER_HOST="unix:///nowhere.sock")
+    assert ended.code == 5
+    assert "nowhere.sock" not in ended.out
+    assert ended.err.startswith("caisson: no Docker engine answers at unix:///nowhere.sock")
+    assert ended.err.count("\n") == 1
+
+
 @pytest.mark.engine
 def test_what_a_model_says_is_neither_markup_nor_terminal_escapes(caisson, recording):
     nasty = "[red]r[/red] [/] \x1b[31mE\x1b]8;;http://x\x07L \x9b2J :smile: [link=http://y]z[/link]"

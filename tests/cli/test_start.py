@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ def test_the_version_and_the_commands_are_told(caisson):
     assert caisson("--version").out == f"caisson {version('caisson')}\n"
     alone = caisson()
     assert alone.code == 0
+    assert not re.search(r"\w\.\.\.$", alone.out, re.MULTILINE)  # no summary is cut
     for command in ("run", "exec", "doctor", "config"):
         assert f"\n  {command} " in alone.out
         assert caisson(command, "--help").code == 0

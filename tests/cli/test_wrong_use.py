@@ -56,6 +56,16 @@ def test_a_folder_in_place_of_a_file(refuses, turns, tmp_path):
     refuses("exec", "--shell", "ls", "--file", "folder", says=["folder", "--mount"])
 
 
+@pytest.mark.parametrize("option", ["--file", "--mount", "--replay", "--record"])
+def test_an_empty_path_is_not_the_current_folder(refuses, option):
+    refuses("run", "x", option, "", says=[option, "the path is empty"])
+
+
+def test_an_empty_path_of_a_script(refuses):
+    refuses("exec", "--script", "", says="the path is empty")
+    refuses("exec", "--python", "1", "--mount", "", says="the path is empty")
+
+
 def test_a_file_of_two_gigabytes(refuses, turns, tmp_path):
     with (tmp_path / "big.bin").open("wb") as file:
         file.truncate(2 * GIB)
