@@ -74,7 +74,7 @@ class DockerSandbox(GuestSandbox):
         try:
             # Sent before the start: the guest reads it while the engine is still busy starting.
             nonce = session.say_hello(deadline, bundle.luggage(config))
-            engine.start(container)
+            engine.start(container, spec.image)
             session.hear_hello(nonce, deadline)
         except SandboxLost as error:
             words = session.last_words() or str(error)

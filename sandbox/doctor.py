@@ -108,7 +108,7 @@ def _describe_engine(engine: Engine) -> str:
         parts.append("engines before 29.5.1 have known faults in archive calls (never used here)")
     runc_version = _numbers(runc)
     if runc_version and runc_version < SAFE_RUNC:
-        parts.append("this runc has known escapes; update it")
+        parts.append("WARNING: this runc has known escapes, update it")
     if info.get("SwapLimit") is False:
         parts.append("the kernel does not account for swap")
     return "; ".join(parts)

@@ -27,6 +27,7 @@ from sandbox.errors import (
 from sandbox.link import SocketLink
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
+CHECK_HOST = "check DOCKER_HOST (unix:///path or tcp://host:port)"
 TIMEOUT_S = 60
 CONNECT_S = 5
 NEWEST_API = "1.44"  # what this code was written for; an older engine's own is used
@@ -74,7 +75,7 @@ class Engine:
         with self._translated():
             return _link(self._client.attach_socket(container, params=wanted))
 
-    def start(self, container: str) -> None:
+    def start(self, container: str, image: str) -> None:
         """Start a container; raises `ImageUnsuitable` if its command is not in the image."""
         with self._translated():
             try:
@@ -83,7 +84,7 @@ class Engine:
                 why = str(error.explanation)
                 if "python3" in why and re.search(r"executable file not found|no such file", why):
                     raise ImageUnsuitable(
-                        "the image has no python3 on its PATH; Python 3.9 or newer is needed"
+                        f"image {image!r} has no python3 on its PATH; Python 3.9 or newer is needed"
                     ) from error
                 raise
 
@@ -134,10 +135,11 @@ class Engine:
             is_ours = error.status_code == 400 or re.match(r"network \S+ not found", why)  # noqa: PLR2004
             kind = SpecInvalid if is_ours else EngineUnavailable
             raise kind(f"the Docker engine refused: {why}") from error
-        except (DockerException, requests.RequestException, OSError) as error:
+        except (DockerException, requests.RequestException, OSError, NameError) as error:
+            # docker-py raises NameError for ssh:// where paramiko is not installed.
+            remedy = "start one with scripts/engine" if self.url == DEFAULT_URL else CHECK_HOST
             raise EngineUnavailable(
-                f"no Docker engine answers at {self.url} ({_cause(error)}); "
-                "start one with scripts/engine"
+                f"no Docker engine answers at {self.url} ({_cause(error)}); {remedy}"
             ) from error
 
 
@@ -145,7 +147,11 @@ def _cause(error: BaseException) -> str:
     """Find the system's own words at the bottom of a chain of wrappers."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
-    return getattr(error, "strerror", None) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return "not an address that can be used" if isinstance(error, NameError) else str(error)
 
 
 def _tls() -> dict[str, Any]:

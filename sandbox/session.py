@@ -119,8 +119,9 @@ class Session:
         return self._settle(said, self.spec.limits.max_life_s)
 
     def cancel(self) -> None:
-        """Ask for the end of what runs; may be called from any thread."""
-        self._request("cancel", id="")
+        """Ask for the end of what runs; may be called from any thread, and again and again."""
+        line = protocol.write("cancel", generation=self.spec.generation, id="")
+        self._send(line, time.monotonic() + ANSWER_S)
 
     def _settle(self, said: Answer, timeout_s: float) -> Execution:
         if not isinstance(said, Result):  # it runs already; its result comes when it ends

@@ -13,6 +13,7 @@ from contextlib import closing
 
 import pytest
 
+from sandbox import bundle
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
 from sandbox.errors import (
@@ -82,6 +83,23 @@ class TestStarting:
     def test_a_network_that_does_not_exist_is_an_error(self, start, job):
         with pytest.raises(SpecInvalid, match="no-such-network"):
             start(spec=SandboxSpec(job=job, network="no-such-network"))
+
+
+class TestTravelling:
+    """The guest comes with the worker; an image's compiled copy is used only if it is the same."""
+
+    def where(self, sandbox):
+        code = "import sys\nprint(sys.modules['caisson_guest.main'].__spec__.origin)"
+        return sandbox.python(code).output
+
+    def test_the_images_own_copy_is_the_travellers(self, start):
+        assert self.where(start()) == "/usr/lib/caisson/caisson_guest/main.py\n"
+
+    def test_another_copy_is_passed_over(self, start, monkeypatch):
+        constants = bundle._constants()
+        other = constants.replace("DIGEST = '", "DIGEST = 'other")
+        monkeypatch.setattr(bundle, "_constants", lambda: other)
+        assert self.where(start()) == "None\n"
 
 
 class TestLosing:
