@@ -356,11 +356,12 @@ def config_show(as_json: AsJson = False) -> None:
     """Show every setting, its value, and where it comes from."""
     from worker.settings import load_settings
 
-    rows = list(load_settings().rows())
+    loaded = load_settings()
     if as_json:
         keys = ("name", "value", "origin")
-        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]), flush=True)
+        rows = [dict(zip(keys, row, strict=True)) for row in loaded.rows()]
+        print(json.dumps(rows), flush=True)
         return
-    from worker.terminal import make_console, settings_table
+    from worker.terminal import make_console, write_settings
 
-    make_console().print(settings_table(rows))
+    write_settings(make_console(), loaded.said_rows())

@@ -11,11 +11,21 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -25,9 +35,10 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from sandbox.types import GIB, MIB, Limits, Mount, SandboxSpec
+from sandbox.types import MIB, Limits, Mount, SandboxSpec
 from worker.errors import SettingsInvalid
 from worker.messages import Budget, Record, Usage
+from worker.sizes import exact_bytes
 
 PREFIX = "CAISSON_"
 CONFIG = "CAISSON_CONFIG"
@@ -53,18 +64,88 @@ def _words(value: object) -> object:
     return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else value
 
 
+COMMAND_LINE = "command line"
+_LIKE, _TELLING = 0.65, 3  # how alike two names must be, and from how many letters a start tells
+_FAULTS = {  # in our words; pydantic's are kept where they say more
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "is not a finite number",
+    "float_parsing": "is not a number",
+    "float_type": "is not a number",
+    "int_parsing": "is not a whole number",
+    "int_type": "is not a whole number",
+    "int_from_float": "is not a whole number",
+    "bool_parsing": "is neither true nor false",
+    "bool_type": "is neither true nor false",
+    "literal_error": "must be {expected}",
+    "string_too_short": "is empty",
+    "string_type": "is not text",
+    "tuple_type": "is not a list",
+    "dict_type": "is not a table",
+    "model_type": "is not a table",
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+}
 MAX_CALL_S = 86_400  # what `sandbox.types.Limits` takes
 MOST = 2**46  # bytes; engines count in 64 bits, and say it badly when that overflows
-_SIZES = {"memory", "workspace_size", "tmp_size"}
+# Known here, because every command reads settings, and loading the tools takes long.
+TOOLS = (
+    "python_interpreter",
+    "shell",
+    "calculate",
+    "read_file",
+    "write_file",
+    "search_files",
+    "read_output",
+)
+_SIZES = {"memory", "workspace_size", "tmp_size", "max_artifact_bytes"}
+_OPTIONS = {"job_timeout_s": "--timeout", "call_timeout_s": "--timeout"}
 Size = Annotated[int, BeforeValidator(parse_size)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+
+
+def _known_tools(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in TOOLS:
+            near = _nearest(name, TOOLS)
+            raise ValueError(f"there is no tool {name!r}{near}; known: {', '.join(TOOLS)}")
+    return names
+
+
+def _module_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} is not the name of a module")
+    return names
+
+
+def _can_be_folder(path: Path | None) -> Path | None:
+    """Refuse where no folder can be made, before a job has worked for nothing."""
+    if path is None:
+        return None
+    whole = path.absolute()
+    there = next(p for p in (whole, *whole.parents) if os.path.lexists(p))
+    if not there.is_dir():
+        raise ValueError(f"{there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"nothing may be written in {there}")
+    return path
+
+
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("is not a number")  # noqa: TRY004 - pydantic wants a ValueError
+    return value
 
 
 class Price(Record):
     """What a million tokens cost."""
 
-    input: float = Field(ge=0)
-    output: float = Field(ge=0)
+    input: float = Field(ge=0, allow_inf_nan=False)
+    output: float = Field(ge=0, allow_inf_nan=False)
+
+    _numbers = field_validator("*", mode="before")(_no_switch)
 
     def of(self, usage: Usage) -> float:
         return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1_000_000
@@ -123,17 +204,8 @@ class Settings(BaseSettings):
     prices: dict[str, Price] = Field(default_factory=dict, description="per million tokens")
 
     # the agent
-    tools: Words = Field(
-        (
-            "python_interpreter",
-            "shell",
-            "calculate",
-            "read_file",
-            "write_file",
-            "search_files",
-            "read_output",
-        ),
-        description="what the model may call",
+    tools: Annotated[Words, AfterValidator(_known_tools)] = Field(
+        TOOLS, description="what the model may call"
     )
 
     # what a job may use
@@ -185,12 +257,21 @@ class Settings(BaseSettings):
     runtime: str | None = None
     workspace_size: Size | None = Field(None, ge=MIB, le=MOST)
     tmp_size: Size | None = Field(None, ge=MIB, le=MOST)
-    preload: Words = ()
+    preload: Annotated[Words, AfterValidator(_module_names)] = ()
 
     # this host
-    data_dir: Path | None = Field(None, description="artefacts; default ./caisson-out")
+    data_dir: Annotated[Path | None, AfterValidator(_can_be_folder)] = Field(
+        None, description="artefacts; default ./caisson-out"
+    )
     max_artifacts: int = Field(100, ge=0)
     max_artifact_bytes: Size = Field(256 * MIB, ge=0, description="all artefacts of a job")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_switch(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse `cpus = true`, which pydantic takes for 1."""
+        is_switch = cls.model_fields[info.field_name or ""].annotation is bool
+        return value if is_switch else _no_switch(value)
 
     @model_validator(mode="after")
     def _agrees(self) -> Settings:
@@ -263,6 +344,37 @@ class Loaded(Record):
                 value = ",".join(value)
             yield name, "" if value is None else str(value), self.origins.get(name, "default")
 
+    def said_rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the same for people: sizes with their unit, and what an unset value comes to."""
+        limits = self.settings.limits()
+        unset = {
+            "workspace_size": f"{exact_bytes(limits.workspace_size_bytes)} (3/8 of memory)",
+            "tmp_size": f"{exact_bytes(limits.tmp_size_bytes)} (1/8 of memory)",
+            "max_life_s": f"{limits.max_life_s:g} (as long as job and calls may take)",
+            "data_dir": "./caisson-out",
+        }
+        for name, _, origin in self.rows():
+            value = getattr(self.settings, name)
+            is_unset = value is None or value in ("", (), {})
+            yield name, unset.get(name, "none") if is_unset else _said(name, value), origin
+
+
+def _said(name: str, value: object) -> str:
+    """A value as a person would write it."""
+    if name in _SIZES and isinstance(value, int):
+        return exact_bytes(value)
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return str(value).removesuffix(".0")
+        case tuple():
+            return ", ".join(value)
+        case dict():
+            prices = ((model, price.input, price.output) for model, price in value.items())
+            return ", ".join(f"{model} (input {i:g}, output {o:g})" for model, i, o in prices)
+    return str(value)
+
 
 def load_settings(
     options: Mapping[str, object] | None = None, defaults: Mapping[str, object] | None = None
@@ -273,7 +385,7 @@ def load_settings(
     Raises `SettingsInvalid`, whose text is one line with the setting, its value and the remedy.
     """
     given = {k: v for k, v in (options or {}).items() if v is not None}
-    layers = [*_file_layers(), *_environment_layers(), ({**given}, "command line")]
+    layers = [*_file_layers(), *_environment_layers(), ({**given}, COMMAND_LINE)]
     values: dict[str, Any] = {**(defaults or {})}
     origins: dict[str, str] = {}
     for layer, origin in layers:
@@ -294,7 +406,11 @@ def _file_layers() -> list[tuple[dict[str, Any], str]]:
     try:
         return [(tomllib.loads(path.read_text(encoding="utf-8")), str(path))]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        why: object = error
+        if isinstance(error, OSError):
+            why = error.strerror
+        elif isinstance(error, UnicodeDecodeError):
+            why = "it is not UTF-8 text"
         asked = f" (named by {CONFIG})" if named else ""
         raise SettingsInvalid(f"cannot read {path}{asked}: {why}") from error
 
@@ -303,12 +419,19 @@ def _environment_layers() -> list[tuple[dict[str, Any], str]]:
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG}
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
-            raise SettingsInvalid(f"{name}: no such setting{_nearest(name, known)}")
+            bare = name.upper().removeprefix(PREFIX)
+            near = _nearest(bare, Settings.model_fields, PREFIX)
+            raise SettingsInvalid(f"{name}: no such setting{near}")
     foreign = {key: os.environ[var] for var, key in _FOREIGN.items() if os.environ.get(var)}
     try:
         own = EnvSettingsSource(Settings, env_ignore_empty=True)()
     except SettingsError as error:
-        raise SettingsInvalid(f"{error}: {error.__cause__}; write it as JSON") from error
+        # Prices are the one setting that is read as JSON here.
+        given = os.environ.get(f"{PREFIX}PRICES", "")
+        raise SettingsInvalid(
+            f"{PREFIX}PRICES = {given!r}: is not JSON; write it like "
+            '{"MODEL": {"input": 0.4, "output": 1.6}}'
+        ) from error
     layers = [({key: foreign[key]}, var) for var, key in _FOREIGN.items() if key in foreign]
     return layers + [({key: own[key]}, f"{PREFIX}{key.upper()}") for key in own]
 
@@ -320,34 +443,53 @@ def _refuse_unknown(layer: Mapping[str, Any], origin: str) -> None:
             raise SettingsInvalid(f"{name} ({origin}): no such setting{nearest}")
 
 
-def _nearest(name: str, known: Any) -> str:  # noqa: ANN401 - any collection of names
-    close = difflib.get_close_matches(name.upper(), [k.upper() for k in known], n=1, cutoff=0.5)
-    names = {k.upper(): k for k in known}
-    return f"; did you mean {names[close[0]]}?" if close else ""
+def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Ask whether a name was meant that is really like it; with a prefix it is a variable's."""
+    bare, names = name.lower(), list(known)
+    close = [k for k in names if len(bare) >= _TELLING and k.startswith(bare)]
+    close += difflib.get_close_matches(bare, names, n=1, cutoff=_LIKE)
+    if not close:
+        return ""
+    return f"; did you mean {prefix + close[0].upper() if prefix else close[0]}?"
 
 
 def _explain(error: ValidationError, values: dict[str, Any], origins: dict[str, str]) -> str:
     first = error.errors(include_url=False)[0]
-    why = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
-        return f"settings do not agree: {why}"
+        return f"settings do not agree: {first['msg'].removeprefix('Value error, ')}"
     name = str(first["loc"][0])
-    place = ".".join(str(part) for part in first["loc"])
-    origin = origins.get(name, "default")
-    why = why[0].lower() + why[1:]
-    if (least := first.get("ctx", {}).get("ge")) and name in _SIZES:
-        why = f"is less than {least // MIB} MiB"
-    if (most := first.get("ctx", {}).get("le")) and name in _SIZES:
-        why = f"is more than {most // GIB} GiB"
-    return f"{place} = {_shown(name, values)} ({origin}): {why}; {_remedy(name)}"
+    why = _why(first, is_size=name in _SIZES)
+    if (origin := origins.get(name, "default")) == COMMAND_LINE:
+        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        given = "***" if name == "api_key" else values[name]
+        return f"{option} {given!r}: {why}" if given == "" else f"{option} {given}: {why}"
+    place, shown = _place(first["loc"], values)
+    return f"{place}{shown} ({origin}): {why}; {_remedy(name)}"
 
 
-def _shown(name: str, values: dict[str, Any]) -> str:
-    return "***" if name == "api_key" else repr(values.get(name))
+def _place(loc: tuple[int | str, ...], values: dict[str, Any]) -> tuple[str, str]:
+    """The name of what is wrong, and its value where it has one that may be shown."""
+    value: Any = values
+    for depth, part in enumerate(loc):
+        if not isinstance(value, dict):  # a word of a list
+            return ".".join(map(str, loc[:depth])), f" = {value!r}"
+        if part not in value:
+            return ".".join(map(str, loc)), ""
+        value = value[part]
+    return ".".join(map(str, loc)), " = ***" if loc[0] == "api_key" else f" = {value!r}"
+
+
+def _why(error: ErrorDetails, *, is_size: bool) -> str:
+    if error["type"] in _FAULTS:
+        limits = error.get("ctx", {}).items()
+        said = {k: exact_bytes(v) if is_size else _said("", v) for k, v in limits}
+        return _FAULTS[error["type"]].format(**said)
+    why = error["msg"].removeprefix("Value error, ")
+    return why[0].lower() + why[1:]
 
 
 def _remedy(name: str) -> str:
     field = Settings.model_fields.get(name)
     default = field.get_default(call_default_factory=True) if field else None
-    example = f" (default {default})" if default not in (None, "", {}, ()) else ""
+    example = f" (default {_said(name, default)})" if default not in (None, "", {}, ()) else ""
     return f"set {PREFIX}{name.upper()} or {name} in caisson.toml{example}"

@@ -11,3 +11,11 @@ def said_bytes(size: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.0f} {unit}" if amount >= 10 or unit == "B" else f"{amount:.1f} {unit}"  # noqa: PLR2004
+
+
+def exact_bytes(size: int) -> str:
+    """A size without rounding, in the largest unit that divides it."""
+    for unit, power in (("GiB", 3), ("MiB", 2), ("KiB", 1)):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power} {unit}"
+    return f"{size} B"

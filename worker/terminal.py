@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -143,15 +143,21 @@ def figures(execution: Execution) -> str:
     return "  " + " · ".join(parts)
 
 
-def settings_table(rows: Iterable[tuple[str, str, str]]) -> Table:
-    """Names, values and origins; what is not a default stands out."""
+def write_settings(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
+    """Names, values and origins; what is not a default stands out. A pipe gets whole lines."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("setting", "value", "from"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title == "setting")
     for name, value, origin in rows:
         style = "dim" if origin == "default" else "bold"
         table.add_row(name, Text(safe(value)), Text(safe(origin)), style=style)
-    return table
+    if not console.is_terminal:
+        console.width = console.measure(table, options=_endless(console)).maximum
+    console.print(table)
+
+
+def _endless(console: Console) -> ConsoleOptions:
+    return console.options.update(width=MAX_CHARS)
 
 
 def write_check(console: Console, name: str, detail: str, *, is_ok: bool) -> None:

@@ -155,7 +155,13 @@ def test_impossible_limits_of_a_sandbox(refuses, option, value):
 
 def test_an_unknown_tool_in_the_list(refuses, turns):
     said = refuses("run", "x", "--replay", turns, says="shel", CAISSON_TOOLS="shel,calculate")
-    assert "shell" in said.replace("'shel'", "")
+    assert "did you mean shell?" in said
+    for command in (["config", "show"], ["exec", "--expression", "1"], ["doctor"]):
+        refuses(*command, says=["CAISSON_TOOLS", "shell"], CAISSON_TOOLS="shel")
+
+
+def test_a_data_folder_that_cannot_be(refuses):
+    refuses("exec", "--expression", "1", says="/dev/null is not", CAISSON_DATA_DIR="/dev/null/x")
 
 
 def test_an_unknown_setting_in_the_environment(refuses):
@@ -219,3 +225,10 @@ def test_every_setting_is_shown_with_its_origin(caisson, tmp_path):
     assert rows["memory"]["origin"] == "CAISSON_MEMORY"
     assert rows["cpus"]["origin"] == "default"
     assert "sk-secret" not in caisson("config", "show", OPENAI_API_KEY="sk-secret").out
+
+
+def test_a_pipe_is_given_each_setting_on_a_line_of_its_own(caisson):
+    lines = caisson("config", "show", COLUMNS="60").out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(Settings.model_fields)
+    (tools,) = (line for line in lines if line.startswith("tools "))
+    assert "search_files, read_output " in tools

@@ -6,9 +6,10 @@ import os
 
 import pytest
 
+from worker.builtin import Workplace, builtin_tools
 from worker.errors import SettingsInvalid
 from worker.messages import Usage
-from worker.settings import Price, Settings, load_settings, parse_size
+from worker.settings import TOOLS, Price, Settings, load_settings, parse_size
 
 
 @pytest.fixture(autouse=True)
@@ -143,10 +144,84 @@ def test_a_named_file_that_is_missing_names_the_variable(monkeypatch):
         ("loop_stop", 1),
     ],
 )
-def test_an_impossible_value_names_setting_value_origin_and_remedy(option, value):
-    text = refused(**{option: value})
-    assert text.startswith(f"{option} = {value!r} (command line): ")
-    assert f"CAISSON_{option.upper()}" in text
+def test_an_impossible_value_names_setting_value_origin_and_remedy(option, value, monkeypatch):
+    typed = {"call_timeout_s": "--timeout", "job_timeout_s": "--timeout"}
+    name = typed.get(option, "--" + option.replace("_", "-"))
+    assert refused(**{option: value}).startswith(f"{name} {value if value != '' else repr('')}: ")
+    if value == "":
+        return  # a variable without a value is no value
+    monkeypatch.setenv(variable := f"CAISSON_{option.upper()}", str(value))
+    text = refused()
+    assert text.startswith(f"{option} = {str(value)!r} ({variable}): ")
+    assert f"set {variable} or {option} in caisson.toml" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"job_timeout_s": "-1"}, "--timeout -1: must be greater than 0"),
+        ({"memory": "1m"}, "--memory 1m: must be at least 64 MiB"),
+        ({"memory": "65t"}, "--memory 65t: must be at most 65536 GiB"),
+        ({"max_steps": "many"}, "--max-steps many: is not a whole number"),
+        ({"cpus": "x"}, "--cpus x: is not a number"),
+        ({"cpus": "nan"}, "--cpus nan: is not a finite number"),
+    ],
+)
+def test_an_option_is_named_as_it_was_typed(options, says):
+    assert refused(**options) == says
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("memory = 1", "memory = 1 (caisson.toml): must be at least 64 MiB; set CAISSON_MEMORY"),
+        ("memory = 1", "(default 512 MiB)"),
+        ("cpus = true", "cpus = True (caisson.toml): is not a number"),
+        ("pids = 8.5", "pids = 8.5 (caisson.toml): is not a whole number"),
+        ("text_calls = 'x'", "is neither true nor false"),
+        ('driver = "podman"', "must be 'docker' or 'process'"),
+        ("image = 1", "image = 1 (caisson.toml): is not text"),
+        ("tools = 3", "tools = 3 (caisson.toml): is not a list"),
+        ("[prices.m]\ninput = -1\noutput = 1", "prices.m.input = -1 (caisson.toml): must be at"),
+        ("[prices.m]\ninput = true\noutput = 1", "prices.m.input = True (caisson.toml): is not a"),
+        ("[prices.m]\ninput = 1", "prices.m.output (caisson.toml): is missing"),
+        ("[prices]\nm = 1", "prices.m = 1 (caisson.toml): is not a table"),
+        ('tools = ["shel"]', "(caisson.toml): there is no tool 'shel'; did you mean shell?"),
+        ('tools = ["python"]', "did you mean python_interpreter?"),
+        ('preload = ["no such"]', "'no such' is not the name of a module"),
+        ('data_dir = "/dev/null/x"', "(caisson.toml): /dev/null is not a folder"),
+    ],
+)
+def test_a_value_of_the_file_is_refused_in_plain_words(tmp_path, line, says):
+    (tmp_path / "caisson.toml").write_text(line + "\n")
+    assert says in refused()
+
+
+def test_no_name_is_proposed_that_is_not_like_the_unknown_one(monkeypatch):
+    monkeypatch.setenv("CAISSON_FOO", "1")
+    assert refused() == "CAISSON_FOO: no such setting"
+
+
+def test_a_file_that_is_no_text_is_called_so(tmp_path):
+    (tmp_path / "caisson.toml").write_bytes(b"image = '\xff'\n")
+    assert refused() == "cannot read caisson.toml: it is not UTF-8 text"
+
+
+def test_the_names_of_the_tools_are_those_of_the_tools():
+    place = Workplace(lambda: None, 1.0)
+    assert [tool.name for tool in builtin_tools(place, TOOLS)] == list(TOOLS)
+
+
+def test_people_are_shown_sizes_with_a_unit_and_what_an_unset_value_comes_to(monkeypatch):
+    monkeypatch.setenv("CAISSON_PRICES", '{"m": {"input": 0.4, "output": 2}}')
+    rows = {name: value for name, value, _ in load_settings({"memory": "1536m"}).said_rows()}
+    assert list(rows) == list(Settings.model_fields)
+    assert all(rows.values())
+    assert (rows["memory"], rows["max_tokens"]) == ("1536 MiB", "none")
+    assert rows["workspace_size"] == "576 MiB (3/8 of memory)"
+    assert rows["prices"] == "m (input 0.4, output 2)"
+    assert (rows["text_calls"], rows["job_timeout_s"]) == ("true", "3600")
+    assert rows["tools"].startswith("python_interpreter, shell, ")
 
 
 def test_an_impossible_secret_is_not_shown(monkeypatch):
@@ -165,8 +240,9 @@ def test_a_variable_without_a_value_is_no_value(monkeypatch):
 
 
 def test_prices_that_are_no_json_are_one_line(monkeypatch):
-    monkeypatch.setenv("CAISSON_PRICES", "{")
-    assert "prices" in refused()
+    for text in ("{", "x"):
+        monkeypatch.setenv("CAISSON_PRICES", text)
+        assert refused().startswith(f"CAISSON_PRICES = {text!r}: is not JSON; write it like ")
 
 
 def test_every_limit_reaches_the_spec_of_the_sandbox():
