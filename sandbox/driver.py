@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -15,7 +16,7 @@ SIGKILLED = 137
 ENDING_S = 2.0  # an ending sandbox breaks its link a moment before anybody can ask how it ended
 
 
-class GuestSandbox:
+class GuestSandbox(ABC):
     """A sandbox with a guest in it; a driver says how it is thrown away and why it ended.
 
     A guest that breaks the protocol or does not answer is discarded at once: nobody knows what
@@ -100,13 +101,13 @@ class GuestSandbox:
         self._session.close()
         self._discard()
 
+    @abstractmethod
     def _discard(self) -> None:
         """Throw away the sandbox, whatever state it is in. Never raises."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _why_lost(self) -> str | None:
         """Say how the sandbox ended, if its driver can tell."""
-        raise NotImplementedError
 
 
 def describe_end(exit_code: int, *, was_out_of_memory: bool, age_s: float, life_s: float) -> str:
