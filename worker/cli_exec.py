@@ -287,7 +287,7 @@ def _run_calls(bench: Bench, calls: Iterable[Call], show: Show) -> bool:
             execution = _run_call(bench, call, is_stopped, activity)
         lost += execution.lost_names
         advice = feedback.hint(
-            execution, call.text, lost_names=lost, network=bench.network, silence=False
+            execution, call.text, lost_names=lost, network=bench.network, is_for_person=True
         )
         show(execution, advice)
         if is_stopped.is_set():

@@ -71,6 +71,7 @@ class _Case:
     code: str
     lost_names: tuple[str, ...]
     network: str
+    more_time: str
 
     @property
     def type(self) -> str:
@@ -108,18 +109,19 @@ def hint(
     *,
     lost_names: tuple[str, ...] = (),
     network: str = "none",
-    silence: bool = True,
+    is_for_person: bool = False,
 ) -> str | None:
     """One line on what to do about `execution`, or None when there is nothing worth saying.
 
     `code` is what ran; `lost_names` are variables that earlier calls of the job have lost;
-    `silence` says whether a call that went well and showed nothing is worth it. A model takes that
-    for a fault, a person does not.
+    A person, unlike a model, does not take it for a fault when a call that went well shows nothing,
+    and gives more time by an option of the command line.
     """
     names = (*lost_names, *execution.lost_names)
-    case = _Case(execution, code or "", names, network)
+    more_time = "--timeout" if is_for_person else "timeout_s"
+    case = _Case(execution, code or "", names, network, more_time)
     rules = _FINE if execution.outcome is Outcome.OK else _FAILED
-    if not silence:
+    if is_for_person:
         rules = tuple(rule for rule in rules if rule is not _empty)
     if execution.interpreter is Interpreter.NONE and execution.exit_code is None:
         rules = (_expression,)
@@ -136,7 +138,7 @@ def _ended(case: _Case) -> str | None:
             return hint_text("oom", limit=limit or "memory limit", peak=case.peak)
         case Outcome.TIMEOUT:
             key = "timeout_loop" if "while" in case.code else "timeout"
-            return hint_text(key, limit=limit or "time limit", ran=ran)
+            return hint_text(key, limit=limit or "time limit", ran=ran, more=case.more_time)
         case Outcome.OUTPUT_LIMIT:
             return hint_text("output_limit", limit=limit or "output limit")
         case Outcome.EXITED:

@@ -191,6 +191,7 @@ def test_limits_are_those_of_the_options(caisson):
     assert ended.object["outcome"] == "oom"
     ended = caisson("exec", "--shell", "sleep 30", "--timeout", "1", "--json")
     assert ended.object["outcome"] == "timeout"
+    assert "pass a larger --timeout" in ended.object["hint"]
     assert ended.object["duration_s"] < 4
 
 

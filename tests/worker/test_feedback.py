@@ -263,8 +263,8 @@ def test_where_nothing_can_be_said_nothing_is_said(execution, code):
 
 
 def test_silence_is_worth_a_word_to_a_model_alone():
-    assert hint(ok(), "x = 1", silence=False) is None
-    assert "saved as a PNG" in hint(ok(), "plt.show()", silence=False)
+    assert hint(ok(), "x = 1", is_for_person=True) is None
+    assert "saved as a PNG" in hint(ok(), "plt.show()", is_for_person=True)
 
 
 def test_names_lost_in_an_earlier_call_are_remembered():

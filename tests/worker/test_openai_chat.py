@@ -48,7 +48,8 @@ def chat(httpserver):
 
     def make(**options):
         url = options.pop("base_url", httpserver.url_for("/v1"))
-        made.append(OpenAIChat("m", base_url=url, api_key="k", retries=QUICK, **options))
+        options = {"api_key": "k", "retries": QUICK, **options}
+        made.append(OpenAIChat("m", base_url=url, **options))
         return made[-1]
 
     yield make
@@ -301,6 +302,25 @@ def test_what_will_not_pass_is_not_tried_again(httpserver, chat, told, error, wo
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(httpserver.log) == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        (401, {"error": {"message": "x" * 290 + "Incorrect key sk-0123456789: sk-0123456789"}}),
+        (429, {"error": {"message": "billing of sk-0123456789"}}),
+        (503, "busy, sk-0123456789"),
+        (400, {"error": {"message": "context length of sk-0123456789"}}),
+        (200, "<html>Bearer sk-0123456789</html>"),
+        (200, {"error": {"message": "no sk-0123456789", "code": 401}}),
+    ],
+)
+def test_our_key_is_in_no_message(httpserver, chat, caplog, told):
+    serve(httpserver, *[told] * QUICK.tries)
+    with pytest.raises(ModelUnavailable) as caught:
+        ask(chat(api_key="sk-0123456789"))
+    assert "sk-01234" not in str(caught.value) + caplog.text
+    assert "***" in str(caught.value) or "xxx" in str(caught.value)
 
 
 def test_the_window_is_read_from_the_complaint(httpserver, chat):

@@ -8,6 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import openai
+from pydantic import SecretStr
 
 from worker.errors import ContextTooLong, ModelRefused, ModelUnavailable, QuotaSpent
 from worker.messages import Record
@@ -30,6 +31,7 @@ _WINDOW = re.compile(
 )
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 _SHOWN = 300
+_SECRET_CHARS = 8  # shorter ones are made up for servers that want none, and are words as well
 
 
 class Again(ModelUnavailable):
@@ -45,6 +47,12 @@ class Endpoint(Record):
 
     url: str
     model: str
+    api_key: SecretStr = SecretStr("")
+
+    def without_key(self, text: str) -> str:
+        """The text without our key, which some servers and libraries quote in what they say."""
+        key = self.api_key.get_secret_value()
+        return text.replace(key, "***") if len(key) >= _SECRET_CHARS else text
 
 
 def from_status(error: openai.APIStatusError, endpoint: Endpoint) -> ModelUnavailable:
@@ -57,7 +65,7 @@ def from_text(
     status: int, told: str, endpoint: Endpoint, wait_s: float | None = None
 ) -> ModelUnavailable:
     """The meaning of a status code and what was said with it."""
-    short = " ".join(told.split())[:_SHOWN]
+    short = " ".join(endpoint.without_key(told).split())[:_SHOWN]
     if status in {402, 403, 429} and _QUOTA.search(told):
         return QuotaSpent(f"{endpoint.url}: the account has no quota left: {short}")
     if status in {400, 413, 422, 500} and _CONTEXT.search(told):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
+from pydantic import SecretStr
 
 from worker.errors import Cancelled, ModelRefused, ModelTimeout, ModelUnavailable
 from worker.messages import Message, Record, Reply, Role, Usage, Wire
@@ -62,7 +63,9 @@ class OpenAIChat:
             http_client=self._line.client,
             max_retries=0,
         )
-        self._endpoint = Endpoint(url=str(self._client.base_url).rstrip("/"), model=name)
+        self._endpoint = Endpoint(
+            url=str(self._client.base_url).rstrip("/"), model=name, api_key=SecretStr(api_key or "")
+        )
         self._price = price
         self._temperature = temperature
         self._send_reasoning = send_reasoning
@@ -118,7 +121,7 @@ class OpenAIChat:
         except openai.APITimeoutError as error:
             raise ModelTimeout(f"{self._endpoint.url}: no reply in {timeout_s:.0f} s") from error
         except openai.APIConnectionError as error:
-            why = error.__cause__ or error
+            why = self._endpoint.without_key(str(error.__cause__ or error))
             raise Again(f"cannot reach {self._endpoint.url} (OPENAI_BASE_URL): {why}") from error
         return self._read(raw.text, body)
 
@@ -154,7 +157,7 @@ class OpenAIChat:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            start = " ".join(text.split())[:80]
+            start = " ".join(self._endpoint.without_key(text).split())[:80]
             raise Again(
                 f"{self._endpoint.url} did not answer with JSON (a proxy's page? check "
                 f"OPENAI_BASE_URL): {start!r}"
