@@ -79,10 +79,13 @@ class Capture:
 
     def read(self) -> int:
         """Take what is there; returns its size, 0 at the end of the stream, -1 for nothing yet."""
+        if self.has_ended:
+            return 0
         try:
             data = os.read(self.read_fd, READ_SIZE)
         except BlockingIOError:
             return -1
+        self.has_ended = not data
         self._spill_over(data)
         self.kept.add(data)
         return len(data)
@@ -131,4 +134,5 @@ class Capture:
     def close(self) -> None:
         """Close the reading end and the file."""
         self.end()
+        self.has_ended = True
         os.close(self.read_fd)

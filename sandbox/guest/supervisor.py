@@ -16,10 +16,10 @@ from typing import Any, Callable
 
 from . import files, processes, shell, wire
 from .calls import MIB, Call, Exit, Stage, outcome_of, read_exit, why_it_ended
-from .capture import Capture
 from .interpreter import KernelProcess, prepare
 from .links import Links, watch_writing
 from .memory import Counters
+from .outputs import Outputs
 from .results import Results
 from .spawn import spawn
 from .wire import Channel, Frame, Malformed
@@ -29,7 +29,6 @@ IDLE_S = 1.0
 MAX_ID = 200
 MAX_NAME = 4096
 MAX_CHUNK = 4 * MIB
-MAX_CAPTURES = 32
 
 
 class Conflict(Exception):
@@ -53,7 +52,9 @@ class Supervisor:
         self._call: Call | None = None
         self._kernel: KernelProcess | None = None
         self._lost: list[str] | None = None
-        self._captures: list[Capture] = []
+        self._outputs = Outputs(
+            self._selector, self._workspace, config["output_bytes"], config["spill_bytes"]
+        )
         self._handlers: dict[str, Callable[[Frame], None]] = {
             "python": self._on_execute,
             "shell": self._on_execute,
@@ -246,11 +247,11 @@ class Supervisor:
 
     def _launch_shell(self, execution_id: str, text: str, timeout_s: float) -> Call:
         call = Call("shell", execution_id, self._number, timeout_s, self._counters)
-        capture = self._new_capture()
+        capture = self._outputs.open(self._number)
         try:
             pid = spawn(lambda: shell.run(text), capture.write_fd, self._workspace)
         except OSError:
-            self._forget_capture(capture)
+            self._outputs.close(capture)
             raise
         finally:
             capture.close_writer()
@@ -334,7 +335,8 @@ class Supervisor:
             "limits_met": limits_met,
         }
         self._call, self._snapshot, self._lost = None, after, None
-        self._release_capture(call)
+        if call.kind == "shell":
+            self._outputs.retire(call.capture)
         self._results.keep(call.id, frame)
         self._answer(frame)
         self._replace_kernel()
@@ -354,11 +356,11 @@ class Supervisor:
     # --- the kernel -----------------------------------------------------------------------
 
     def _start_kernel(self) -> KernelProcess:
-        capture = self._new_capture()
+        capture = self._outputs.open(self._number)
         try:
             kernel = KernelProcess(self._workspace, self._config["output_bytes"], capture)
         except OSError:
-            self._forget_capture(capture)
+            self._outputs.close(capture)
             raise
         finally:
             capture.close_writer()
@@ -409,51 +411,11 @@ class Supervisor:
         self._lost = kernel.names
         self._forget_channel(kernel)
         kernel.channel.close()
-        self._retire(kernel.capture)
+        self._outputs.retire(kernel.capture)
 
     def _forget_channel(self, kernel: KernelProcess) -> None:
         self._unregister(kernel.channel.read_fd)
         self._unregister(kernel.channel.write_fd)
-
-    # --- output ---------------------------------------------------------------------------
-
-    def _new_capture(self) -> Capture:
-        config = self._config
-        capture = Capture(self._workspace, config["output_bytes"], config["spill_bytes"])
-        capture.begin(self._number)
-        self._selector.register(
-            capture.read_fd, selectors.EVENT_READ, lambda _events: self._on_output(capture)
-        )
-        return capture
-
-    def _on_output(self, capture: Capture) -> None:
-        if capture.read() != 0:
-            return
-        capture.has_ended = True
-        self._selector.unregister(capture.read_fd)
-        if capture in self._captures:
-            self._forget_capture(capture)
-
-    def _release_capture(self, call: Call) -> None:
-        if call.kind == "shell":
-            self._retire(call.capture)
-
-    def _retire(self, capture: Capture) -> None:
-        """Read on while children in the background write, so that they neither block nor die."""
-        capture.retire()
-        self._captures.append(capture)
-        spare = [old for old in self._captures if old.has_ended and not self._is_in_use(old)]
-        for old in spare or self._captures[:-MAX_CAPTURES]:
-            self._forget_capture(old)
-
-    def _is_in_use(self, capture: Capture) -> bool:
-        return self._call is not None and self._call.capture is capture
-
-    def _forget_capture(self, capture: Capture) -> None:
-        if capture in self._captures:
-            self._captures.remove(capture)
-        self._unregister(capture.read_fd)
-        capture.close()
 
     def _unregister(self, fd: int) -> None:
         if fd in self._selector.get_map():
