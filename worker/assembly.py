@@ -183,7 +183,7 @@ def _endpoint_model(settings: Settings) -> Model:
 
 
 def build(settings: Settings, model: Model, place: Workplace) -> Loop:
-    """Put an agent together. Raises `InputInvalid` for an unknown tool in the allow-list."""
+    """Put an agent together."""
     tools = Toolbox(
         builtin_tools(place, settings.tools),
         place=lambda: place.place,

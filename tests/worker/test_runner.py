@@ -380,7 +380,6 @@ def test_a_job_that_moves_is_told_that_its_sandbox_is_another(tmp_path):
         ({"goal": "g", "replay": "missing"}, {}, "cannot read the recording missing"),
         ({"goal": "g", "replay": "broken"}, {}, "broken, line 1"),
         ({"goal": "g", "replay": "fine", "record": "fine"}, {}, "replayed and recorded at once"),
-        ({"goal": "g", "replay": "fine"}, {"tools": "shel"}, "unknown tool 'shel'"),
         ({"goal": "g"}, {}, "no model: set CAISSON_MODEL"),
         ({"goal": "g"}, {"model": "m"}, "no endpoint: set OPENAI_API_KEY"),
         ({"goal": "g"}, {"model": "m", "base_url": "localhost:1"}, "no http"),
