@@ -7,6 +7,7 @@ only, without clickable links, and printed as it is elsewhere, so that a pipe ge
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +63,7 @@ _MARKS = {
 }
 
 
-class View(Observer):
+class View(Observer, ABC):
     """Shows a job on a terminal. One that goes away ends the view, never the work."""
 
     def __init__(self, console: Console) -> None:
@@ -90,14 +91,17 @@ class View(Observer):
         with self._seen_or_not():
             self._show_end(job)
 
+    @abstractmethod
     def _show_asking(self, history: History) -> None:
-        raise NotImplementedError
+        """Show that the model is asked now."""
 
+    @abstractmethod
     def _show(self, event: Event, history: History) -> None:
-        raise NotImplementedError
+        """Show what has just been stored."""
 
+    @abstractmethod
     def _show_end(self, job: Job) -> None:
-        raise NotImplementedError
+        """Show how the job ended."""
 
 
 class Glance(View):

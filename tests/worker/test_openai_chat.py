@@ -206,7 +206,9 @@ def test_finish_reasons_are_read(httpserver, chat, finish, expected):
 
 def test_halves_of_surrogate_pairs_do_not_survive(httpserver, chat):
     serve(httpserver, answer(say("x \ud83d y")))
-    ask(chat()).model_dump_json().encode()
+    reply = ask(chat())
+    assert reply.text == "x \ufffd y"
+    assert reply.model_dump_json().encode()
 
 
 # ---- failures: which are tried again
