@@ -13,6 +13,7 @@ import pytest
 from sandbox.engine import Engine
 from sandbox.errors import EngineUnavailable, ImageMissing
 from sandbox.types import SandboxSpec
+from tests.services import SERVERS
 
 # Taken out of the environment, which the commands under test inherit and would complain about.
 NO_ENGINE = os.environ.pop("CAISSON_NO_ENGINE", "")
@@ -43,16 +44,57 @@ def why_no_engine():
     return find_no_engine()
 
 
+def servers_of(item):
+    """Names of the servers that a test needs, by its marker `servers` or by fixtures."""
+    marked = {name for marker in item.iter_markers("servers") for name in marker.args}
+    return sorted(marked | {name for name in SERVERS if f"{name}_server" in item.fixturenames})
+
+
+def why_not_here(item):
+    if item.get_closest_marker("engine") is not None and find_no_engine():
+        return f"there is no engine: {find_no_engine()}"
+    missing = (SERVERS[name].why_missing() for name in servers_of(item))
+    return next(filter(None, missing), "")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Decide before any fixture is made, of whatever scope."""
-    if item.get_closest_marker("engine") is None:
-        return
-    why = find_no_engine()
+    why = why_not_here(item)
     if why and os.environ.get("REQUIRE_SERVICES") == "1":
-        pytest.fail(f"REQUIRE_SERVICES=1, and there is no engine: {why}")
+        pytest.fail(f"REQUIRE_SERVICES=1, and {why}")
     if why:
         pytest.skip(why)
+
+
+def running(name):
+    """One server of a kind for the whole run, started when a test asks for it."""
+    with SERVERS[name]() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    yield from running("redis")
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    yield from running("postgres")
+
+
+@pytest.fixture
+def redis_url(redis_server):
+    """An empty database of a Redis that runs, whatever an earlier test did to it."""
+    redis_server.start()
+    return redis_server.database()
+
+
+@pytest.fixture
+def postgres_url(postgres_server):
+    """An empty database of a PostgreSQL that runs, whatever an earlier test did to it."""
+    postgres_server.start()
+    return postgres_server.database()
 
 
 @pytest.fixture(scope="session", autouse=True)
