@@ -12,13 +12,19 @@ class Sandbox(Protocol):
     """One isolated place in which the calls of one job run, one at a time.
 
     Every method may raise `SandboxUnavailable` (infrastructure; the call may or may not have
-    run), `ProtocolError` (the guest misbehaves) or `StaleGeneration` (another host owns it).
+    run), and of its kinds above all `SandboxLost` (it is gone, with all that was in it),
+    `LinkLost` (it may run on: adopt it or `close` it), `ProtocolError` (the guest misbehaves),
+    `StaleGeneration` (another host owns it) and `Detached` (see `detach`).
     None of them is ever raised for what user code did: that is the returned `Execution`.
     """
 
     @property
     def spec(self) -> SandboxSpec:
         """What the sandbox was made from."""
+
+    @property
+    def place(self) -> str:
+        """Names this sandbox among all; calls begun in another are unknown here."""
 
     def python(
         self, code: str, *, timeout_s: float | None = None, execution_id: str | None = None
@@ -64,5 +70,17 @@ class Sandbox(Protocol):
     def files(self) -> tuple[FileInfo, ...]:
         """List the regular files of the workspace (at most 10,000), sorted by name."""
 
+    def detach(self) -> None:
+        """Let go of the sandbox without ending it; for another host to adopt.
+
+        May be called from another thread: the call in flight raises `Detached` at once, and goes
+        on in the sandbox. Later calls raise `Detached` too, and `close` does nothing then. Where
+        a sandbox cannot outlive its host (the process driver), it ends. Safe to call twice; never
+        raises. A sandbox that nobody adopts within its spec's `linger_s` ends by itself.
+        """
+
     def close(self) -> None:
-        """Remove the sandbox and all that runs in it. Safe to call twice; never raises."""
+        """Remove the sandbox and all that runs in it. Safe to call twice; never raises.
+
+        Also after `LinkLost`. What a host of a higher generation owns by now is left alone.
+        """

@@ -21,7 +21,7 @@ from typing import Any, Self
 from sandbox import bundle
 from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
 from sandbox.engine import Engine
-from sandbox.errors import SandboxLost, SandboxUnavailable
+from sandbox.errors import LinkLost, SandboxUnavailable
 from sandbox.hardening import SANDBOX_UIDS, WORKSPACE, container_options
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
@@ -38,6 +38,11 @@ class DockerSandbox(GuestSandbox):
         super().__init__(session)
         self.container = container
         self._engine = engine
+
+    @property
+    def place(self) -> str:
+        """The container's short id."""
+        return self.container[:12]
 
     @classmethod
     def start(
@@ -76,7 +81,7 @@ class DockerSandbox(GuestSandbox):
             nonce = session.say_hello(deadline, bundle.luggage(config))
             engine.start(container, spec.image)
             session.hear_hello(nonce, deadline)
-        except SandboxLost as error:
+        except LinkLost as error:
             words = session.last_words() or str(error)
             raise SandboxUnavailable(f"the guest did not start: {words[-500:]}") from error
         except BaseException:
@@ -102,28 +107,27 @@ class DockerSandbox(GuestSandbox):
         return cls(engine, container, session)
 
     def _discard(self) -> None:
-        try:
+        # An engine that is away removes nothing; the container ends by itself, without a host.
+        with contextlib.suppress(SandboxUnavailable):
             self._engine.remove(self.container)
-        except SandboxUnavailable:
-            pass  # the engine is away; the container ends by itself, without a host
-        finally:
-            self._engine.close()
 
-    def _why_lost(self) -> str | None:
+    def _release(self) -> None:
+        self._engine.close()
+
+    def _how_ended(self) -> str | None:
         """Ask the engine how the container ended."""
         life_s = self.spec.limits.max_life_s
-        try:
-            for _ in wait_until(time.monotonic() + ENDING_S):
-                state = self._engine.state(self.container)
-                if state is None:
-                    return "the container was removed from outside"
-                if not state["Running"]:
-                    oom = bool(state["OOMKilled"]) and state["ExitCode"] != 0
-                    return describe_end(
-                        state["ExitCode"], was_out_of_memory=oom, age_s=_age_s(state), life_s=life_s
-                    )
-        except SandboxUnavailable as error:
-            return str(error)
+        for _ in wait_until(time.monotonic() + ENDING_S):
+            if self._over is not None:  # another thread has decided already
+                break
+            state = self._engine.state(self.container)
+            if state is None:
+                return "the container was removed from outside"
+            if not state["Running"]:
+                oom = bool(state["OOMKilled"]) and state["ExitCode"] != 0
+                return describe_end(
+                    state["ExitCode"], was_out_of_memory=oom, age_s=_age_s(state), life_s=life_s
+                )
         return None
 
 

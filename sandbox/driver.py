@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import BinaryIO
 
-from sandbox.errors import GuestTimeout, ProtocolError, SandboxLost
+from sandbox.errors import (
+    Detached,
+    GuestTimeout,
+    LinkLost,
+    ProtocolError,
+    SandboxLost,
+    SandboxUnavailable,
+    StaleGeneration,
+)
 from sandbox.session import Session
 from sandbox.types import Execution, FileInfo, SandboxSpec
 
 SIGKILLED = 137
 ENDING_S = 2.0  # an ending sandbox breaks its link a moment before anybody can ask how it ended
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Why a sandbox cannot be used any more, and what a call in it raises."""
+
+    kind: type[SandboxUnavailable]
+    reason: str
+
+    @property
+    def is_final(self) -> bool:
+        return self.kind is not LinkLost
+
+    def error(self) -> SandboxUnavailable:
+        return self.kind(self.reason)
 
 
 class GuestSandbox(ABC):
@@ -25,12 +50,19 @@ class GuestSandbox(ABC):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._ended: str | None = None
+        self._over: Over | None = None
+        self._deciding = threading.RLock()  # a signal may come in the middle, and decide too
+        self._busy = threading.Lock()
 
     @property
     def spec(self) -> SandboxSpec:
         """What the sandbox was made from."""
         return self._session.spec
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Names this sandbox among all."""
 
     def python(
         self, code: str, *, timeout_s: float | None = None, execution_id: str | None = None
@@ -57,9 +89,13 @@ class GuestSandbox(ABC):
             return self._session.recall(execution_id)
 
     def cancel(self) -> None:
-        """End the execution in flight."""
-        if self._ended is None:
-            self._session.cancel()
+        """End the execution in flight; nothing is in flight in a sandbox that is gone."""
+        over = self._over
+        if over is not None and over.kind is SandboxLost:
+            return
+        if over is not None:
+            raise over.error()
+        self._session.cancel()
 
     def write_file(self, name: str, source: BinaryIO) -> int:
         """Write `source` to the file `name` in the workspace."""
@@ -76,38 +112,90 @@ class GuestSandbox(ABC):
         with self._guarded():
             return self._session.files()
 
+    def detach(self) -> None:
+        """Let go of the sandbox without ending it; see `sandbox.base.Sandbox`."""
+        if self._conclude(Over(Detached, "this host has let go of the sandbox")):
+            self._session.hang_up()
+            self._tidy()
+
     def close(self) -> None:
         """Remove the sandbox and all that runs in it."""
-        if self._ended is None:
-            self._end("the sandbox is closed")
+        if self._conclude(Over(SandboxLost, "the sandbox is closed")):
+            self._session.hang_up()
+            self._discard()
+            self._tidy()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Turn a broken link into its reason, and discard a guest that cannot be trusted."""
-        if self._ended is not None:
-            raise SandboxLost(self._ended)
         try:
-            yield
-        except SandboxLost as error:
-            reason = self._why_lost() or str(error)
-            self._end(reason)
-            raise SandboxLost(reason) from error
-        except (ProtocolError, GuestTimeout) as error:
-            self._end(f"the sandbox was discarded: {error}")
-            raise
+            with self._busy:
+                if self._over is not None:
+                    raise self._over.error()
+                try:
+                    yield
+                except SandboxUnavailable as error:
+                    raise self._judge(error) from error
+        finally:
+            self._tidy()
 
-    def _end(self, reason: str) -> None:
-        self._ended = reason
-        self._session.close()
-        self._discard()
+    def _judge(self, error: SandboxUnavailable) -> SandboxUnavailable:
+        """Settle what an error means for the sandbox; returns what the caller is to be told."""
+        if isinstance(error, LinkLost) and self._over is None:
+            error = self._explain(error)
+        if isinstance(error, SandboxLost | LinkLost | StaleGeneration):
+            over = Over(type(error), str(error))
+        elif isinstance(error, ProtocolError | GuestTimeout):
+            over = Over(SandboxLost, f"the sandbox was discarded: {error}")
+        else:
+            return error
+        if not self._conclude(over):  # another thread has closed it, or let go of it
+            return self._over.error() if self._over else error
+        self._session.hang_up()
+        if over.kind is SandboxLost:
+            self._discard()
+        return error
+
+    def _explain(self, error: LinkLost) -> SandboxUnavailable:
+        """Tell a broken link from a sandbox that has ended."""
+        try:
+            reason = self._how_ended()
+        except SandboxUnavailable as failure:
+            return LinkLost(f"{error}; {failure}")
+        return SandboxLost(reason) if reason else LinkLost(f"{error}; the sandbox runs on")
+
+    def _conclude(self, over: Over) -> bool:
+        """Make this the end, unless there was another; a broken link is not the end."""
+        with self._deciding:
+            if self._over is not None and self._over.is_final:
+                return False
+            self._over = over
+            return True
+
+    def _tidy(self) -> None:
+        """Free what the host holds, once the sandbox is over and no call in it is in flight."""
+        is_over = self._over is not None and self._over.is_final
+        if is_over and self._busy.acquire(blocking=False):  # else the call in flight does it
+            try:
+                self._session.close()
+                self._release()
+            finally:
+                self._busy.release()
 
     @abstractmethod
     def _discard(self) -> None:
         """Throw away the sandbox, whatever state it is in. Never raises."""
 
     @abstractmethod
-    def _why_lost(self) -> str | None:
-        """Say how the sandbox ended, if its driver can tell."""
+    def _release(self) -> None:
+        """Free what the driver holds on this host. Never raises; may be called twice."""
+
+    @abstractmethod
+    def _how_ended(self) -> str | None:
+        """Say how the sandbox ended; None if it runs on.
+
+        Raises `SandboxUnavailable` if nobody can be asked.
+        """
 
 
 def describe_end(exit_code: int, *, was_out_of_memory: bool, age_s: float, life_s: float) -> str:

@@ -8,6 +8,8 @@
         ├── ImageMissing       the engine has no such image, and none could be pulled
         ├── ImageUnsuitable    the image has no Python >= 3.9
         ├── SandboxLost        the sandbox ended; its files and variables are gone
+        ├── LinkLost           the link broke; the sandbox may live on and can be adopted
+        ├── Detached           this host has let go of the sandbox, which lives on
         ├── ProtocolError      the guest said something that is not in the protocol
         ├── GuestTimeout       the guest did not answer in time
         └── StaleGeneration    a newer host owns the sandbox: stop at once
@@ -47,6 +49,14 @@ class ImageUnsuitable(SandboxUnavailable):
 
 class SandboxLost(SandboxUnavailable):
     """The sandbox ended under us; what was in it is gone."""
+
+
+class LinkLost(SandboxUnavailable):
+    """The link broke, and the sandbox runs on or nobody can be asked: adopt it, or close it."""
+
+
+class Detached(SandboxUnavailable):
+    """This host has let go of the sandbox (`Sandbox.detach`); a call in it goes on without us."""
 
 
 class ProtocolError(SandboxUnavailable):

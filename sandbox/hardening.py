@@ -306,6 +306,7 @@ def _labels(spec: SandboxSpec, deadline: float) -> dict[str, str]:
         "caisson.job": spec.job,
         "caisson.generation": str(spec.generation),
         "caisson.owner": spec.owner,
+        "caisson.store": spec.store,
         "caisson.deadline": str(math.ceil(deadline)),
     }
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from sandbox.errors import GuestTimeout, SandboxLost
+from sandbox.errors import GuestTimeout, LinkLost
 
 READ_SIZE = 256 * 1024
 STDERR = 2
@@ -23,16 +23,19 @@ class Link(Protocol):
     """A pair of byte streams to one guest. Deadlines are `time.monotonic()` values."""
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all of `data`; raises `GuestTimeout` or `SandboxLost`."""
+        """Send all of `data`; raises `GuestTimeout` or `LinkLost`."""
 
     def receive(self, deadline: float) -> bytes:
-        """Return what has come, at least one byte; raises `GuestTimeout` or `SandboxLost`."""
+        """Return what has come, at least one byte; raises `GuestTimeout` or `LinkLost`."""
 
     def last_words(self) -> str:
         """What the guest's process has written to its standard error, at most 4 KiB."""
 
+    def hang_up(self) -> None:
+        """End it, from any thread: whoever sends or receives gets `LinkLost` at once."""
+
     def close(self) -> None:
-        """Close it; safe to call twice."""
+        """Hang up and free what it holds, when nobody uses it any more; safe to call twice."""
 
 
 class Closable(Protocol):
@@ -60,7 +63,7 @@ class SocketLink:
         self._stderr = bytearray()
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all of `data`; raises `GuestTimeout` or `SandboxLost`."""
+        """Send all of `data`; raises `GuestTimeout` or `LinkLost`."""
         view = memoryview(data)
         while view:
             self._wait(deadline)
@@ -69,10 +72,10 @@ class SocketLink:
             except TimeoutError as error:
                 raise GuestTimeout("the guest does not take what it is sent") from error
             except OSError as error:
-                raise SandboxLost(f"the link to the sandbox broke: {error}") from error
+                raise LinkLost(f"the link to the sandbox broke: {error}") from error
 
     def receive(self, deadline: float) -> bytes:
-        """Return what has come, at least one byte; raises `GuestTimeout` or `SandboxLost`."""
+        """Return what has come, at least one byte; raises `GuestTimeout` or `LinkLost`."""
         while True:
             self._wait(deadline)
             try:
@@ -80,9 +83,9 @@ class SocketLink:
             except TimeoutError as error:
                 raise GuestTimeout("the guest does not answer") from error
             except OSError as error:
-                raise SandboxLost(f"the link to the sandbox broke: {error}") from error
+                raise LinkLost(f"the link to the sandbox broke: {error}") from error
             if not data:
-                raise SandboxLost("the sandbox has ended")
+                raise LinkLost("the link to the sandbox has ended")
             output = self._unframe(data) if self._is_framed else data
             if output:
                 return output
@@ -113,10 +116,16 @@ class SocketLink:
         """What the guest's process has written to its standard error, at most 4 KiB."""
         return self._stderr.decode("utf-8", "replace").strip()
 
-    def close(self) -> None:
-        """Close it; safe to call twice."""
+    def hang_up(self) -> None:
+        """End it, from any thread: whoever sends or receives gets `LinkLost` at once."""
+        # Not `close`: the number of a closed socket may be another file's a moment later, under
+        # a thread that still reads from it.
         with contextlib.suppress(OSError):  # the other side may have closed it already
             self._stream.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up and free what it holds, when nobody uses it any more; safe to call twice."""
+        self.hang_up()
         for holder in (*self._holders, self._stream):
             with contextlib.suppress(ValueError):  # it flushes what another of them has closed
                 holder.close()

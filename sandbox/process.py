@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from typing import Self
 
@@ -38,6 +39,12 @@ class ProcessSandbox(GuestSandbox):
         super().__init__(session)
         self.workspace = workspace
         self._process = process
+        self._place = uuid.uuid4().hex[:12]
+
+    @property
+    def place(self) -> str:
+        """Names this sandbox among all."""
+        return self._place
 
     @classmethod
     def start(cls, spec: SandboxSpec, *, allow_unisolated: bool = False) -> Self:
@@ -81,9 +88,17 @@ class ProcessSandbox(GuestSandbox):
                     orphan.kill()
         shutil.rmtree(self.workspace, ignore_errors=True)
 
-    def _why_lost(self) -> str | None:
-        code = self._process.poll()
-        return None if code is None else f"the guest process ended (exit code {code})"
+    def _release(self) -> None:
+        """End the guest, also when it was only to be let go of: it cannot outlive its link."""
+        self._discard()
+
+    def _how_ended(self) -> str:
+        """A guest whose link broke is lost in any case: no other host can reach it."""
+        try:
+            code = self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            return "the link to the guest process broke"
+        return f"the guest process ended (exit code {code})"
 
 
 def _spawn(spec: SandboxSpec, workspace: Path, stream: socket.socket) -> subprocess.Popen[bytes]:

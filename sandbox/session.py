@@ -177,8 +177,12 @@ class Session:
 
     # --- ending ---------------------------------------------------------------------------
 
+    def hang_up(self) -> None:
+        """End the conversation from any thread; a call in flight gets `LinkLost` at once."""
+        self._link.hang_up()
+
     def close(self) -> None:
-        """Close the link."""
+        """Close the link, when no call is in flight."""
         self._link.close()
 
     def last_words(self) -> str:

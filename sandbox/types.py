@@ -73,6 +73,7 @@ class SandboxSpec(Record):
     )
     job: str = Field("adhoc", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
     owner: str = ""
+    store: str = Field("", description="identity of the store that keeps the job; empty: ad hoc")
     generation: int = Field(1, ge=1, description="fencing token; a guest refuses a lower one")
 
 
@@ -146,3 +147,12 @@ class Execution(Record):
     limit: str | None = Field(
         None, exclude=True, description="the limit that was met, with its size, in words"
     )
+
+
+class Standing(Record):
+    """How a job stands, as whoever removes sandboxes must know it."""
+
+    is_over: bool = Field(description="it has ended, and all that it made is stored")
+    is_held: bool = Field(description="a worker has a live lease on it")
+    place: str = Field("", description="the sandbox it is in now")
+    engine: str = Field("", description="the engine on which that one lives")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
-from sandbox.errors import FileRefused, SandboxLost
+from sandbox.errors import Detached, FileRefused, SandboxLost
 from sandbox.types import Execution, FileInfo, Interpreter, Outcome, SandboxSpec
 from worker.errors import Cancelled, Stop
 from worker.messages import Message, Reply, Wire
@@ -44,6 +45,8 @@ class FakeSandbox:
         self.ran: list[str] = []  # the text of every call that really ran
         self.is_lost = False
         self.is_closed = False
+        self.is_detached = False
+        self.place = uuid.uuid4().hex[:12]
         self.cancelled = threading.Event()
         self.spec = spec or SandboxSpec()
         self._results: dict[str, Execution] = {}
@@ -88,13 +91,18 @@ class FakeSandbox:
         self._check()
         return tuple(self.info(name) for name in sorted(self.contents))
 
+    def detach(self) -> None:
+        self.is_detached = self.is_detached or not self.is_closed
+
     def close(self) -> None:
-        self.is_closed = True
+        self.is_closed = self.is_closed or not self.is_detached
 
     def info(self, name: str, mime: str = "text/plain") -> FileInfo:
         return FileInfo(name=name, size=len(self.contents[name]), mime=mime)
 
     def _check(self) -> None:
+        if self.is_detached:
+            raise Detached("this host has let go of the sandbox")
         if self.is_lost or self.is_closed:
             raise SandboxLost("the container was removed from outside")
 

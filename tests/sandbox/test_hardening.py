@@ -162,6 +162,7 @@ def test_labels_say_whose_it_is_and_until_when():
         "caisson.job": "j-1",
         "caisson.generation": "7",
         "caisson.owner": "host:123",
+        "caisson.store": "",
         "caisson.deadline": "1800000001",
     }
 
