@@ -83,6 +83,11 @@ def postgres_server():
     yield from running("postgres")
 
 
+@pytest.fixture(scope="session")
+def rabbit_server():
+    yield from running("rabbit")
+
+
 @pytest.fixture
 def redis_url(redis_server):
     """An empty database of a Redis that runs, whatever an earlier test did to it."""
@@ -95,6 +100,13 @@ def postgres_url(postgres_server):
     """An empty database of a PostgreSQL that runs, whatever an earlier test did to it."""
     postgres_server.start()
     return postgres_server.database()
+
+
+@pytest.fixture
+def rabbit_url(rabbit_server):
+    """A virtual host without queues of a RabbitMQ that runs (takes 3 s)."""
+    rabbit_server.start()
+    return rabbit_server.database()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ from typing import ClassVar
 import psutil
 import psycopg
 import redis
+from kombu import Connection
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -366,4 +367,113 @@ class PostgresServer(Server):
         return self._url(name)
 
 
-SERVERS = {"redis": RedisServer, "postgres": PostgresServer}
+class RabbitServer(Server):
+    """RabbitMQ, a node by itself; durable queues and persistent messages survive a kill.
+
+    With `consumer_timeout_s`, a channel that leaves a message without its acknowledgement for so
+    long is closed; that is looked at every half second instead of every minute.
+    """
+
+    name = "rabbitmq-server"
+    package = "rabbitmq-server"
+
+    def __init__(self, consumer_timeout_s=None):
+        super().__init__()
+        self.consumer_timeout_s = consumer_timeout_s
+        self.epmd_port, self.node_port = free_port(), free_port()
+        self.node = f"caisson-{self.port}@localhost"
+        self.epmd = None
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    def programs(cls):
+        return (cls.name, "rabbitmqctl", "epmd")
+
+    @classmethod
+    def program(cls, name):
+        # What Debian has in sbin is a wrapper that becomes the user rabbitmq.
+        return find_program(name, "lib/rabbitmq/bin", "lib/rabbitmq/lib/*/sbin")
+
+    @property
+    def url(self):
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def environment(self):
+        place = {
+            "CONF_ENV_FILE": "environment",
+            "CONFIG_FILE": "rabbitmq.conf",
+            "ADVANCED_CONFIG_FILE": "advanced.config",
+            "ENABLED_PLUGINS_FILE": "plugins",
+            "PLUGINS_EXPAND_DIR": "expanded",
+            "MNESIA_BASE": "data",
+            "LOG_BASE": "logs",
+            "PID_FILE": "pid",
+        }
+        return {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))},
+            **{f"RABBITMQ_{name}": str(self.folder / file) for name, file in place.items()},
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.node_port),
+            # Makes the script become the server instead of watching over it.
+            "RABBITMQ_ALLOW_INPUT": "1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput -start_epmd false"
+            " -kernel inet_dist_use_interface {127,0,0,1}",
+            # A register of nodes of our own: the usual one outlives everyone who starts it.
+            "ERL_EPMD_PORT": str(self.epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "HOME": str(self.folder),  # where nodes and commands keep what they know each other by
+        }
+
+    def prepare(self):
+        timeout_ms = round((self.consumer_timeout_s or 1800) * 1000)
+        (self.folder / "rabbitmq.conf").write_text(f"consumer_timeout = {timeout_ms}\n")
+        (self.folder / "advanced.config").write_text("[{rabbit, [{channel_tick_interval, 500}]}].")
+        for empty in ("environment", "plugins"):
+            (self.folder / empty).touch()
+        if self.epmd is None:
+            self.epmd = self.spawn([self.program("epmd"), "-port", self.epmd_port])
+
+    def command(self):
+        return (self.program(self.name),)
+
+    def is_ready(self):
+        try:
+            with Connection(self.url, connect_timeout=5) as connection:
+                connection.connect()
+        except OSError:
+            return False
+        return True
+
+    def database(self):
+        """The URL of a new virtual host, without queues."""
+        name = f"test-{next(self._numbers)}"
+        self.control("add_vhost", name)
+        self.control("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/{name}"
+
+    def control(self, *arguments):
+        """Run a command of rabbitmqctl; returns what it prints."""
+        command = [self.program("rabbitmqctl"), "--quiet", *arguments]
+        return subprocess.run(
+            command,
+            check=True,
+            env=self.environment(),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=START_TIMEOUT_S,
+        ).stdout
+
+    def close(self):
+        try:
+            super().close()
+        finally:
+            if self.epmd is not None:
+                self.epmd.kill()
+                self.epmd.wait()
+
+
+SERVERS = {"redis": RedisServer, "postgres": PostgresServer, "rabbit": RabbitServer}

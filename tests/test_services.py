@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,8 +14,17 @@ import psutil
 import psycopg
 import pytest
 import redis
+from amqp.exceptions import PreconditionFailed
+from kombu import Connection
 
-from tests.services import SERVERS, PostgresServer, RedisServer, ServerFailed, is_alive
+from tests.services import (
+    SERVERS,
+    PostgresServer,
+    RabbitServer,
+    RedisServer,
+    ServerFailed,
+    is_alive,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -77,6 +85,40 @@ def test_postgres_keeps_its_port_and_its_data_when_it_is_started_again(end):
     assert not server.folder.exists()
 
 
+@pytest.mark.servers("rabbit")
+def test_rabbit_keeps_its_messages_when_killed_and_closes_a_channel_that_does_not_acknowledge():
+    with RabbitServer(consumer_timeout_s=1) as server:
+        with Connection(server.url, transport_options={"confirm_publish": True}) as connection:
+            connection.SimpleQueue("kept").put("hello")
+        server.kill()
+        assert not is_listening(server.port)
+        server.start()
+        with Connection(server.url) as connection:
+            first = connection.SimpleQueue("kept").get(timeout=5)
+            with pytest.raises(PreconditionFailed, match="timeout"):
+                connection.drain_events(timeout=10)
+        with Connection(server.url) as connection:
+            again = connection.SimpleQueue("kept").get(timeout=5)
+            again.ack()
+        assert first.payload == again.payload == "hello"
+    assert not is_listening(server.port)
+    assert not is_listening(server.epmd_port)
+    assert not server.folder.exists()
+
+
+def test_each_test_gets_a_rabbit_without_queues(rabbit_server, rabbit_url):
+    with Connection(rabbit_url) as connection:
+        connection.SimpleQueue("mine").put("hello")
+    assert rabbit_server.control("list_queues", "name") == ""
+
+
+def test_rabbit_is_for_this_machine_alone(rabbit_server):
+    nodes = [psutil.Process(rabbit_server.process.pid), psutil.Process(rabbit_server.epmd.pid)]
+    listening = [c.laddr.ip for node in nodes for c in node.net_connections() if not c.raddr]
+    assert listening
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
 def test_redis_listens_on_a_socket_as_well(redis_server):
     with redis.Redis(unix_socket_path=str(redis_server.socket)) as client:
         assert client.ping()
@@ -124,16 +166,15 @@ input()
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.servers(name)) for name in SERVERS]
 )
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_ends_with_the_process_that_started_it(name, sent):
+def test_a_server_ends_with_the_process_that_started_it(name):
     command = [sys.executable, "-c", OWNER.format(name=name)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
         pid, folder = owner.stdout.readline().split()
-        tree = [psutil.Process(int(pid))]
-        tree += tree[0].children(recursive=True)
-        owner.send_signal(sent)
+        tree = psutil.Process(owner.pid).children(recursive=True)
+        assert int(pid) in {process.pid for process in tree}
+        owner.kill()
     deadline = time.monotonic() + 10
     while any(map(is_alive, tree)) and time.monotonic() < deadline:
         time.sleep(0.02)
