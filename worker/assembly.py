@@ -99,7 +99,7 @@ def put_files(sandbox: Sandbox, files: Iterable[InputFile]) -> None:
 
 def read_mounts(paths: Iterable[Path], settings: Settings | None = None) -> tuple[Mount, ...]:
     """Check what is to be shown to the sandbox; raises `sandbox.errors.SpecInvalid`."""
-    own = [settings.data_dir] if settings and settings.data_dir else []
+    own = [settings.home] if settings else []
     return check_mounts(paths, forbidden=own)
 
 

@@ -4,6 +4,7 @@ CaissonError
 ├── UsageError             the person who started us must change something (exit code 2)
 │   ├── SettingsInvalid    a setting is unknown or has an impossible value
 │   ├── InputInvalid       a goal, file, mount or tool name that cannot be used
+│   ├── SchemaMismatch     the database was made by an older or newer version
 │   └── RecordingInvalid   a line of a recording cannot be read
 ├── ToolError              data for the model: becomes the result of the call, never more
 │   └── ArgumentsInvalid   the call cannot be understood; it was not run
@@ -15,10 +16,14 @@ CaissonError
 │   │   ├── QuotaSpent         … because the account has nothing left
 │   │   └── ContextTooLong     … because the request is larger than the model's window
 │   ├── RequestInvalid     we built a request that no endpoint would accept: a fault of ours
+│   ├── StoreUnavailable   the database cannot be reached, is full, or failed
+│   ├── BrokerUnavailable  the message broker cannot be reached
 │   ├── JobUnknown         the store has no such job
 │   ├── JobExists          the store has a job of that id already
+│   ├── JobTaken           another worker holds the job, or it is over
 │   └── LeaseLost          a newer generation owns the job: stop at once, write nothing
 └── Signal                 control flow of the loop, not failure
+    ├── Handover           let go of the job as it is: another worker goes on with it
     ├── Stop               end the job now, with this reason
     │   └── Cancelled      … because somebody asked for it
     ├── Pause              leave the job as it is; somebody else must act first
@@ -42,6 +47,10 @@ class SettingsInvalid(UsageError):
 
 class InputInvalid(UsageError):
     """A goal, file, mount or tool name that cannot be used."""
+
+
+class SchemaMismatch(UsageError):
+    """The database was made by an older or newer version; names the command that helps."""
 
 
 class RecordingInvalid(UsageError):
@@ -92,6 +101,14 @@ class RequestInvalid(Infrastructure):
     """We built a request that no endpoint would accept. A fault of this package, found early."""
 
 
+class StoreUnavailable(Infrastructure):
+    """The database cannot be reached, is full, or failed. Nothing was half written."""
+
+
+class BrokerUnavailable(Infrastructure):
+    """The message broker cannot be reached. Jobs are safe: they are in the database."""
+
+
 class JobUnknown(Infrastructure):
     """The store has no such job."""
 
@@ -100,12 +117,20 @@ class JobExists(Infrastructure):
     """The store has a job of that id already."""
 
 
+class JobTaken(Infrastructure):
+    """The job cannot be claimed: another worker holds it, or it is over."""
+
+
 class LeaseLost(Infrastructure):
     """A newer generation owns the job: whoever gets this stops at once and writes nothing."""
 
 
 class Signal(CaissonError):
     """Control flow of the loop, raised by hooks and parts. Not a failure."""
+
+
+class Handover(Signal):
+    """Let go of the job as it is, its sandbox running: another worker goes on with it."""
 
 
 class Stop(Signal):

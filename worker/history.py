@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from sandbox.types import FileInfo
 from worker.messages import (
+    Artifact,
     ArtifactsAdded,
     CallStarted,
     Ended,
@@ -19,6 +21,7 @@ from worker.messages import (
     ReplyAdded,
     ResultAdded,
     ResultStatus,
+    SandboxOpened,
     SandboxReplaced,
     Status,
     ToolCall,
@@ -53,15 +56,22 @@ class Turn:
 
 
 class History:
-    """The job and its events. Only `add` changes it, and only by one more event."""
+    """The job and its events. Only `add` changes it, and only by one more event.
+
+    `place` names the sandbox it is in, `uncollected` the files that calls have reported as new or
+    changed since they were last taken out.
+    """
 
     def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
         self.job = job
         self.opening: list[Message] = []
         self.turns = [Turn()]
         self.losses_in_a_row = 0
+        self.place = ""
+        self.uncollected: dict[str, FileInfo] = {}
         self.started_at: float | None = None
         self.waited_s = 0.0
+        self._spilled: set[str] = set()
         self._numbers: dict[str, int] = {}
         for event in events:
             self.add(event)
@@ -80,8 +90,13 @@ class History:
                 self._add_result(event.result)
             case NoticeAdded():
                 self.turns[-1].notices.append(event)
+            case SandboxOpened():
+                self.place = event.place
             case SandboxReplaced():
                 self.losses_in_a_row += 1
+            case ArtifactsAdded():
+                for artifact in event.artifacts:
+                    self.uncollected.pop(artifact.source, None)
         self.job = fold(self.job, event)
 
     def _add_reply(self, reply: Reply) -> None:
@@ -92,8 +107,14 @@ class History:
 
     def _add_result(self, result: ToolResult) -> None:
         self.turns[-1].results[result.call_id] = result
+        if result.execution and result.execution.output_file:  # not made by the job
+            self._spilled.add(result.execution.output_file)
+        made = {file.name: file for file in result.files if file.name not in self._spilled}
+        self.uncollected.update(made)
         if result.status in {ResultStatus.OK, ResultStatus.ERROR} and result.execution:
             self.losses_in_a_row = 0
+        self.place = ""
+        self.uncollected: dict[str, FileInfo] = {}
 
     @property
     def steps(self) -> list[Turn]:
@@ -163,13 +184,18 @@ def fold(job: Job, event: Event) -> Job:
             change = {"steps": job.steps + 1, "usage": job.usage + event.reply.usage}
             return job.model_copy(update=change)
         case ArtifactsAdded():
-            return job.model_copy(update={"artifacts": event.artifacts})
+            return job.model_copy(update={"artifacts": _merged(job.artifacts, event.artifacts)})
         case Ended():
             names = ("status", "finish_reason", "answer", "error")
             return job.model_copy(update={name: getattr(event, name) for name in names})
         case MessageAdded() if job.status is Status.QUEUED:
             return job.model_copy(update={"status": Status.RUNNING})
     return job
+
+
+def _merged(old: tuple[Artifact, ...], new: tuple[Artifact, ...]) -> tuple[Artifact, ...]:
+    by_name = {artifact.name: artifact for artifact in (*old, *new)}
+    return tuple(by_name.values())
 
 
 def status_for(reason: FinishReason) -> Status:

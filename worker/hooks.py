@@ -48,13 +48,18 @@ class Observer:
 
 @dataclass
 class Run:
-    """One worker's hold on one job: reads its history, and is the only way to add to it."""
+    """One worker's hold on one job: reads its history, and is the only way to add to it.
+
+    `check_held` raises `LeaseLost` when the job is not this worker's any more; `is_cancelled` does
+    so too, and raises `Handover` when the worker is to let go.
+    """
 
     history: History
     store: Store
     generation: int
     observer: Observer = field(default_factory=Observer)
     is_cancelled: Callable[[], bool] = lambda: False
+    check_held: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.time
 
     @property
@@ -67,6 +72,7 @@ class Run:
 
     def append(self, event: Event) -> None:
         """Store an event, then let it be seen. Raises `LeaseLost` when the job is another's."""
+        self.check_held()
         event = event.model_copy(update={"at": self.clock()})
         self.store.append(self.job.id, event, generation=self.generation)
         self.history.add(event)

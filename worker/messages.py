@@ -232,6 +232,8 @@ class Artifact(Record):
     size: int
     mime: str
     path: str
+    source: str = Field("", description="its name in the workspace")
+    sha256: str = Field("", description="names its content among the blobs; empty: not there")
 
 
 class JobError(Record):
@@ -259,8 +261,35 @@ class Job(Record):
 
     def summary(self) -> Wire:
         """The job as programs are given it; these keys are fixed."""
-        keys = {"id", "status", "finish_reason", "answer", "steps", "usage", "artifacts", "error"}
-        return self.model_dump(mode="json", include=keys)
+        keys = {"id", "status", "finish_reason", "answer", "steps", "usage", "error"}
+        files = {"artifacts": {"__all__": {"name", "size", "mime", "path"}}}
+        return self.model_dump(mode="json", include={**dict.fromkeys(keys, True), **files})
+
+
+# ---- what was asked
+
+
+class Input(Record):
+    """A file that somebody gave to a job, kept among the blobs."""
+
+    name: str
+    size: int
+    sha256: str
+    header: str | None = Field(None, description="first line of a table")
+
+
+class Order(Record):
+    """What a worker must know to build a job's agent and sandbox; goes with the job."""
+
+    options: Wire = Field(default_factory=dict, description="settings that the submitter chose")
+    inputs: tuple[Input, ...] = ()
+    mounts: tuple[str, ...] = Field((), description="paths of the worker's host")
+    replay: str | None = Field(None, description="sha256 of a recording in place of a model")
+    key: str | None = Field(None, description="a second submission with it is the same job")
+    priority: int = Field(0, ge=-100, le=100, description="higher is sooner")
+    memory_bytes: int = Field(0, ge=0, description="what its sandbox reserves")
+    cpus: float = Field(0.0, ge=0)
+    deliver: Wire | None = Field(None, description="whom a pipeline wants told of the end")
 
 
 # ---- what happens: the append-only log
@@ -321,6 +350,14 @@ class Remarked(Happening):
     text: str
 
 
+class SandboxOpened(Happening):
+    """The job's calls run in this sandbox from now on."""
+
+    kind: Literal["opened"] = "opened"
+    place: str
+    engine: str = Field("", description="identity of the engine on which it lives")
+
+
 class SandboxReplaced(Happening):
     """The sandbox was lost and a new one made; its files (but inputs) and variables are gone."""
 
@@ -329,7 +366,7 @@ class SandboxReplaced(Happening):
 
 
 class ArtifactsAdded(Happening):
-    """Files were taken out of the sandbox."""
+    """Files were taken out of the sandbox; one of the same name takes the place of an older."""
 
     kind: Literal["artifacts"] = "artifacts"
     artifacts: tuple[Artifact, ...]
@@ -352,6 +389,7 @@ Event = Annotated[
     | ResultAdded
     | NoticeAdded
     | Remarked
+    | SandboxOpened
     | SandboxReplaced
     | ArtifactsAdded
     | Ended,

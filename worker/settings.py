@@ -1,7 +1,8 @@
 """All settings, one typed object, read once at the door.
 
 Later wins: defaults, `caisson.toml` (in the current folder, or named by CAISSON_CONFIG),
-OPENAI_API_KEY and OPENAI_BASE_URL, CAISSON_… variables, options of the command line. A name that
+OPENAI_API_KEY and OPENAI_BASE_URL, CAISSON_… variables, files named by …_FILE variables (secrets
+only), options of the command line. A name that
 is not a setting is an error everywhere, because a misspelt limit is a limit that is not there.
 """
 
@@ -11,10 +12,11 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from platformdirs import user_data_path
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -36,6 +38,7 @@ from pydantic_settings import (
 )
 
 from sandbox.types import MIB, Limits, Mount, SandboxSpec
+from worker import urls
 from worker.errors import SettingsInvalid
 from worker.messages import Budget, Record, Usage
 from worker.sizes import exact_bytes
@@ -43,6 +46,12 @@ from worker.sizes import exact_bytes
 PREFIX = "CAISSON_"
 CONFIG = "CAISSON_CONFIG"
 _FOREIGN = {"OPENAI_API_KEY": "api_key", "OPENAI_BASE_URL": "base_url"}
+_FILES = {
+    "OPENAI_API_KEY_FILE": "api_key",
+    "CAISSON_DATABASE_URL_FILE": "database_url",
+    "CAISSON_BROKER_URL_FILE": "broker_url",
+    "CAISSON_RESULT_URL_FILE": "result_url",
+}
 _LINGER_S = 600.0  # after a job's time, for its last reply and its files
 _ENDING_S = 60.0  # after a call's time, which its result may need on a busy machine
 _UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -99,7 +108,24 @@ TOOLS = (
     "search_files",
     "read_output",
 )
-_SIZES = {"memory", "workspace_size", "tmp_size", "max_artifact_bytes"}
+# What belongs to a job, and goes with it to whichever worker; all else is the worker's own.
+JOB_SETTINGS = frozenset(
+    {
+        *("model", "model_timeout_s", "max_output_tokens", "context_tokens", "temperature"),
+        *("text_calls", "tools", "max_steps", "job_timeout_s", "max_working_s", "max_tokens"),
+        *("max_tool_calls", "max_cost", "loop_nudge", "loop_block", "loop_stop"),
+        *("loop_error_nudge", "loop_error_stop", "loop_cycle_length", "loop_cycle_repeats"),
+        *("loop_text_turns", "loop_poll_factor", "loop_observe", "image", "memory", "cpus", "pids"),
+        *("call_timeout_s", "max_call_timeout_s", "max_life_s", "network", "workspace_size"),
+        *("tmp_size", "preload", "max_artifacts", "max_artifact_bytes"),
+    }
+)
+THE_JOB = "the job"
+_SECRETS = {"api_key", "database_url", "broker_url", "result_url"}
+_SIZES = {
+    *("memory", "workspace_size", "tmp_size", "max_artifact_bytes", "share_memory"),
+    "max_result_bytes",
+}
 _OPTIONS = {"job_timeout_s": "--timeout", "call_timeout_s": "--timeout"}
 Size = Annotated[int, BeforeValidator(parse_size)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
@@ -137,6 +163,15 @@ def _no_switch(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("is not a number")  # noqa: TRY004 - pydantic wants a ValueError
     return value
+
+
+def _checked(check: Callable[[str], str]) -> Callable[[SecretStr | None], SecretStr | None]:
+    return lambda url: None if url is None else SecretStr(check(url.get_secret_value()))
+
+
+_database = _checked(urls.check_database)
+_broker = _checked(urls.check_broker)
+_results = _checked(urls.check_results)
 
 
 class Price(Record):
@@ -259,12 +294,53 @@ class Settings(BaseSettings):
     tmp_size: Size | None = Field(None, ge=MIB, le=MOST)
     preload: Annotated[Words, AfterValidator(_module_names)] = ()
 
-    # this host
-    data_dir: Annotated[Path | None, AfterValidator(_can_be_folder)] = Field(
-        None, description="artefacts; default ./caisson-out"
-    )
     max_artifacts: int = Field(100, ge=0)
     max_artifact_bytes: Size = Field(256 * MIB, ge=0, description="all artefacts of a job")
+
+    # this host
+    data_dir: Annotated[Path | None, AfterValidator(_can_be_folder)] = Field(
+        None, description="database, broker, files; default: the user's data directory"
+    )
+    database_url: Annotated[SecretStr | None, AfterValidator(_database)] = Field(
+        None, description="postgresql://…; default: SQLite in data_dir"
+    )
+    broker_url: Annotated[SecretStr | None, AfterValidator(_broker)] = Field(
+        None, description="redis://… or amqp://…; default: one of its own in data_dir"
+    )
+    result_url: Annotated[SecretStr | None, AfterValidator(_results)] = Field(
+        None, description="where pipelines find results; default: a Redis broker, or the database"
+    )
+
+    # the queue
+    lease_s: float = Field(
+        45.0, ge=1, le=3600, allow_inf_nan=False, description="a lost worker is missed after this"
+    )
+    sweep_s: float = Field(
+        5.0, ge=0.2, le=3600, allow_inf_nan=False, description="how often what waits is looked for"
+    )
+    linger_s: float = Field(
+        900.0,
+        ge=0,
+        le=MAX_CALL_S,
+        allow_inf_nan=False,
+        description="a queued job's sandbox waits so long for another worker",
+    )
+    max_losses: int = Field(3, ge=1, description="workers lost in a row before a job is dead")
+    engine_wait_s: float = Field(
+        60.0, ge=0, le=3600, allow_inf_nan=False, description="for an engine that is away"
+    )
+    concurrency: int | None = Field(
+        None, ge=1, le=1024, description="jobs at a time of a worker; default: its CPUs"
+    )
+    share_memory: Size | None = Field(
+        None, ge=64 * MIB, le=MOST, description="of this host, for sandboxes; default: 3/4"
+    )
+    share_cpus: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="for sandboxes; default: twice those there are"
+    )
+    max_result_bytes: Size = Field(
+        64 * 1024, ge=1024, le=16 * MIB, description="what a pipeline is given at most"
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -291,6 +367,30 @@ class Settings(BaseSettings):
             )
         self.limits()
         return self
+
+    @property
+    def home(self) -> Path:
+        """Where the database, the broker and the files of queued jobs are."""
+        return self.data_dir.absolute() if self.data_dir else user_data_path("caisson")
+
+    @property
+    def database(self) -> str:
+        """The address of the database, with its password."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.home / 'caisson.db'}"
+
+    def overlaid(self, options: Mapping[str, object]) -> Settings:
+        """These settings with those that a job brings. Raises `SettingsInvalid`."""
+        foreign = next((name for name in options if name not in JOB_SETTINGS), None)
+        if foreign is not None:
+            raise SettingsInvalid(f"{foreign} is no setting that a job may bring")
+        own = {name: getattr(self, name) for name in self.model_fields_set}
+        try:
+            return Settings(**{**own, **options})  # type: ignore[arg-type]
+        except ValidationError as error:
+            origins = {**dict.fromkeys(own, "the worker"), **dict.fromkeys(options, THE_JOB)}
+            raise SettingsInvalid(_explain(error, {**own, **options}, origins)) from None
 
     def limits(self) -> Limits:
         life_s = max(self.job_timeout_s + _LINGER_S, self.call_timeout_s + _ENDING_S)
@@ -336,12 +436,19 @@ class Loaded(Record):
     settings: Settings
     origins: dict[str, str]
 
+    def chosen(self) -> dict[str, Any]:
+        """The settings of a job that somebody has set, as they go with it in JSON."""
+        names = JOB_SETTINGS & self.origins.keys()
+        return self.settings.model_dump(mode="json", include=names)
+
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield name, value and origin of every setting; secrets are masked."""
         for name in Settings.model_fields:
             value = getattr(self.settings, name)
             if isinstance(value, tuple):
                 value = ",".join(value)
+            if name in _SECRETS and name.endswith("_url") and value is not None:
+                value = urls.without_password(value.get_secret_value())
             yield name, "" if value is None else str(value), self.origins.get(name, "default")
 
     def said_rows(self) -> Iterator[tuple[str, str, str]]:
@@ -351,12 +458,19 @@ class Loaded(Record):
             "workspace_size": f"{exact_bytes(limits.workspace_size_bytes)} (3/8 of memory)",
             "tmp_size": f"{exact_bytes(limits.tmp_size_bytes)} (1/8 of memory)",
             "max_life_s": f"{limits.max_life_s:g} (as long as job and calls may take)",
-            "data_dir": "./caisson-out",
+            "data_dir": f"{self.settings.home} (caisson run: ./caisson-out)",
+            "database_url": f"{self.settings.database} (SQLite)",
+            "broker_url": "none (a worker starts its own)",
+            "result_url": "none (the broker, or the database)",
+            "concurrency": "none (as many as CPUs)",
+            "share_memory": "none (3/4 of the host's)",
+            "share_cpus": "none (twice the host's)",
         }
-        for name, _, origin in self.rows():
+        for name, shown, origin in self.rows():
             value = getattr(self.settings, name)
             is_unset = value is None or value in ("", (), {})
-            yield name, unset.get(name, "none") if is_unset else _said(name, value), origin
+            said = shown if name in _SECRETS else _said(name, value)
+            yield name, unset.get(name, "none") if is_unset else said, origin
 
 
 def _said(name: str, value: object) -> str:
@@ -416,7 +530,7 @@ def _file_layers() -> list[tuple[dict[str, Any], str]]:
 
 
 def _environment_layers() -> list[tuple[dict[str, Any], str]]:
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG}
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG, *_FILES}
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             bare = name.upper().removeprefix(PREFIX)
@@ -433,7 +547,18 @@ def _environment_layers() -> list[tuple[dict[str, Any], str]]:
             '{"MODEL": {"input": 0.4, "output": 1.6}}'
         ) from error
     layers = [({key: foreign[key]}, var) for var, key in _FOREIGN.items() if key in foreign]
-    return layers + [({key: own[key]}, f"{PREFIX}{key.upper()}") for key in own]
+    layers += [({key: own[key]}, f"{PREFIX}{key.upper()}") for key in own]
+    return layers + [({key: _secret(var)}, var) for var, key in _FILES.items() if var in os.environ]
+
+
+def _secret(variable: str) -> str:
+    """The text of the file that a variable names: how secrets come into containers."""
+    path = os.environ[variable]
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise SettingsInvalid(f"{variable} = {path!r}: cannot be read: {why}") from error
 
 
 def _refuse_unknown(layer: Mapping[str, Any], origin: str) -> None:
@@ -461,7 +586,7 @@ def _explain(error: ValidationError, values: dict[str, Any], origins: dict[str, 
     why = _why(first, is_size=name in _SIZES)
     if (origin := origins.get(name, "default")) == COMMAND_LINE:
         option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
-        given = "***" if name == "api_key" else values[name]
+        given = "***" if name in _SECRETS else values[name]
         return f"{option} {given!r}: {why}" if given == "" else f"{option} {given}: {why}"
     place, shown = _place(first["loc"], values)
     return f"{place}{shown} ({origin}): {why}; {_remedy(name)}"
@@ -476,7 +601,7 @@ def _place(loc: tuple[int | str, ...], values: dict[str, Any]) -> tuple[str, str
         if part not in value:
             return ".".join(map(str, loc)), ""
         value = value[part]
-    return ".".join(map(str, loc)), " = ***" if loc[0] == "api_key" else f" = {value!r}"
+    return ".".join(map(str, loc)), " = ***" if loc[0] in _SECRETS else f" = {value!r}"
 
 
 def _why(error: ErrorDetails, *, is_size: bool) -> str:

@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from uuid import uuid4
+from dataclasses import dataclass
 
 from sandbox.base import Sandbox
-from sandbox.errors import SandboxUnavailable
+from sandbox.errors import Detached, SandboxUnavailable
 from sandbox.types import Execution
+from worker.errors import Handover, LeaseLost
 from worker.tools import CallContext
 
 _log = logging.getLogger(__name__)
@@ -23,18 +23,19 @@ _LEAST_S = 1.0  # a call that is begun gets this long, however little time the j
 class Workplace:
     """A sandbox, started when it is first needed, and replaced when it was lost.
 
-    `open_sandbox` starts one and puts the input files into it; it may raise `SandboxError`.
+    `open_sandbox` is given the place in which the job was last (empty: in none, or it is lost). It
+    takes that one over if it still lives, else it starts one and puts the job's files into it; it
+    may raise `SandboxError`.
     """
 
-    open_sandbox: Callable[[], Sandbox]
+    open_sandbox: Callable[[str], Sandbox]
     max_timeout_s: float = 300.0
-    place: str = field(default_factory=lambda: uuid4().hex[:12])
     _sandbox: Sandbox | None = None
 
-    def open(self) -> None:
-        """Start the sandbox now, before anything else is spent on the job."""
+    def open(self, place: str = "") -> None:
+        """Take or start the sandbox now, before anything else is spent on the job."""
         if self._sandbox is None:
-            self._sandbox = self.open_sandbox()
+            self._sandbox = self.open_sandbox(place)
 
     @property
     def sandbox(self) -> Sandbox:
@@ -47,16 +48,22 @@ class Workplace:
     def is_open(self) -> bool:
         return self._sandbox is not None
 
-    def replace(self) -> None:
-        """Take a new sandbox for one that was lost. Nobody there knows of the old calls."""
-        self.close()
-        self.place = uuid4().hex[:12]
-        self._sandbox = self.open_sandbox()
+    @property
+    def place(self) -> str:
+        """Names the sandbox in which calls run now; nobody in another has heard of them."""
+        return self._sandbox.place if self._sandbox else ""
 
     def close(self) -> None:
+        """Remove the sandbox."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.close()
+
+    def detach(self) -> None:
+        """Leave the sandbox as it is, for whoever takes it over."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.detach()
 
     def python(self, call: CallContext, code: str, timeout_s: float | None = None) -> Execution:
         with self._cancelling(call) as sandbox:
@@ -78,29 +85,34 @@ class Workplace:
 
     @contextmanager
     def _cancelling(self, call: CallContext) -> Iterator[Sandbox]:
-        """End what runs in the sandbox soon after the job is cancelled."""
+        """End what runs in the sandbox soon after the job is cancelled.
+
+        When the job is not ours to work on any more, let go of the sandbox and say why.
+        """
         sandbox, done = self.sandbox, threading.Event()
-
-        def watch() -> None:
-            # Again and again: a guest that has not been told of the call yet ends nothing.
-            while not done.wait(_POLL_S):
-                if call.is_cancelled() and not _cancel(sandbox):
-                    return
-
-        watcher = threading.Thread(target=watch, name="cancel", daemon=True)
+        watcher = threading.Thread(
+            target=_watch, args=(sandbox, call.is_cancelled, done), name="cancel", daemon=True
+        )
         watcher.start()
         try:
             yield sandbox
+        except Detached:
+            call.is_cancelled()  # raises the reason
+            raise
         finally:
             done.set()
             watcher.join()
 
 
-def _cancel(sandbox: Sandbox) -> bool:
-    """Ask for the end of what runs; False when nobody is there to hear it."""
-    try:
-        sandbox.cancel()
-    except SandboxUnavailable as error:  # the call itself meets it too, and says so
-        _log.info("the cancel was not heard: %s", error)
-        return False
-    return True
+def _watch(sandbox: Sandbox, is_cancelled: Callable[[], bool], done: threading.Event) -> None:
+    # Again and again: a guest that has not been told of the call yet ends nothing.
+    while not done.wait(_POLL_S):
+        try:
+            if is_cancelled():
+                sandbox.cancel()
+        except (Handover, LeaseLost):
+            sandbox.detach()
+            return
+        except SandboxUnavailable as error:  # the call itself meets it too, and says so
+            _log.info("nothing to cancel: %s", error)
+            return

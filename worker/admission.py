@@ -1,0 +1,69 @@
+"""What fits where: a worker takes a job only when its engine's share has room for the sandbox.
+
+What a job reserves is its sandbox's limits, not what it uses at the moment: a sandbox may come to
+use them at any time. The share is of the host on which this runs, which must be the engine's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import psutil
+
+from worker.messages import Order, Record
+from worker.sizes import said_bytes
+from worker.store.base import WorkerSeen
+
+_SHARE = 0.75  # of the host's memory; the rest is for the engine, the workers and everything else
+_CPUS_EACH = 2.0  # sandboxes seldom compute all at once
+
+
+class Reserved(Record):
+    """What the sandboxes of the jobs that are held on one engine may come to use."""
+
+    memory_bytes: int = 0
+    cpus: float = 0.0
+
+
+def reserved(orders: Iterable[Order]) -> Reserved:
+    orders = tuple(orders)
+    return Reserved(
+        memory_bytes=sum(order.memory_bytes for order in orders),
+        cpus=sum(order.cpus for order in orders),
+    )
+
+
+def lacking(order: Order, held: Reserved, worker: WorkerSeen) -> str:
+    """Say what a job needs and the engine of `worker` cannot give now; empty: it fits."""
+    need, free = order.memory_bytes, worker.free_bytes
+    if worker.memory_bytes is not None and held.memory_bytes + need > worker.memory_bytes:
+        return _said_memory(need, held.memory_bytes, worker.memory_bytes, worker.host)
+    if free is not None and need > free:
+        return f"{said_bytes(need)} of memory; {worker.host} has {said_bytes(free)} left"
+    if worker.cpus is not None and held.cpus + order.cpus > worker.cpus:
+        taken = f"{held.cpus:g} of {worker.cpus:g} are taken"
+        return f"{order.cpus:g} CPUs on {worker.host}, where {taken}"
+    return ""
+
+
+def _said_memory(need: int, held: int, share: int, host: str) -> str:
+    if need > share:
+        return f"{said_bytes(need)} of memory; all that {host} may give is {said_bytes(share)}"
+    taken = f"{said_bytes(held)} of {said_bytes(share)} are taken"
+    return f"{said_bytes(need)} of memory on {host}, where {taken}"
+
+
+def share_of_memory() -> int:
+    """How much of this host's memory sandboxes may reserve, in bytes."""
+    return int(psutil.virtual_memory().total * _SHARE)
+
+
+def share_of_cpus() -> float:
+    """How many CPUs sandboxes may reserve."""
+    return (os.cpu_count() or 1) * _CPUS_EACH
+
+
+def free_memory() -> int:
+    """Memory that can be had at this moment, in bytes."""
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,52 @@
+"""Addresses of databases and brokers: which may be given, and how they are shown."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit, urlunsplit
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+DATABASES = ("postgresql", "postgresql+psycopg", "sqlite")
+BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps")
+RESULTS = ("redis", "rediss", "redis+socket", "db+postgresql+psycopg", "db+sqlite")
+
+
+def scheme(url: str) -> str:
+    """What kind of address it is; empty if it is none."""
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else ""
+
+
+def without_password(url: str) -> str:
+    """The address as it may be shown and logged."""
+    try:
+        parts = urlsplit(url)
+        has_secret, host, port = parts.password is not None, parts.hostname or "", parts.port
+    except ValueError:  # a port that is no number: nothing of it can be told apart safely
+        return f"{scheme(url)}://…"
+    if not has_secret:
+        return url
+    place = f"{host}:{port}" if port else host
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
+
+
+def check_database(url: str) -> str:
+    """Return the address as the driver takes it. Raises `ValueError`."""
+    if scheme(url) in {"postgres", "postgresql"}:
+        return _SCHEME.sub("postgresql+psycopg://", url, count=1)
+    return _check(url, DATABASES)
+
+
+def check_broker(url: str) -> str:
+    return _check(url, BROKERS)
+
+
+def check_results(url: str) -> str:
+    return _check(url, RESULTS)
+
+
+def _check(url: str, known: tuple[str, ...]) -> str:
+    if scheme(url) not in known:
+        # Never the text itself: what is no address may still hold a password.
+        raise ValueError(f"is not an address that starts with one of {', '.join(known)} and ://")
+    return url
