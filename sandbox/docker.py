@@ -9,24 +9,28 @@ container when half read, and have let containers write to the host.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime
 from typing import Any, Self
 
 from sandbox import bundle
 from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
 from sandbox.engine import Engine
-from sandbox.errors import LinkLost, SandboxUnavailable
+from sandbox.errors import GuestTimeout, LinkLost, SandboxLost, SandboxUnavailable, StaleGeneration
 from sandbox.hardening import SANDBOX_UIDS, WORKSPACE, container_options
+from sandbox.owner import owner
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
 
 START_S = 60.0
+ADOPT_S = 20.0
+LOOK_S = 1.0  # between two looks at whether the other side is still there
+FENCE_S = 5.0
+
+__all__ = ["DockerSandbox", "owner"]
 
 Harden = Callable[..., dict[str, object]]
 
@@ -38,6 +42,7 @@ class DockerSandbox(GuestSandbox):
         super().__init__(session)
         self.container = container
         self._engine = engine
+        self._is_surely_ours = False
 
     @property
     def place(self) -> str:
@@ -91,32 +96,84 @@ class DockerSandbox(GuestSandbox):
 
     @classmethod
     def adopt(cls, container: str, spec: SandboxSpec, *, engine_url: str | None = None) -> Self:
-        """Take over a running container from a host that is gone.
+        """Take over a running container, by its id or `place`, from a host that is gone.
 
-        `spec.generation` must not be lower than that host's. Raises `SandboxLost` if the
-        container is gone, `StaleGeneration` if a newer host owns it.
+        `spec.generation` must not be lower than that host's; from now on that host can do nothing
+        in the container, nor remove it. Raises `EngineUnavailable`, or `StaleGeneration` if a
+        newer host owns it, or `LinkLost` if it runs but cannot be joined; in all of these it stays
+        as it is. Raises `SandboxLost` if it is gone or has stopped, `GuestTimeout` or
+        `ProtocolError` if its guest cannot be trusted; then it is removed (a paused one is not).
         """
         with ExitStack() as undo:
             engine = Engine(engine_url)
             undo.callback(engine.close)
-            link = engine.relay(container, bundle.relay_command(), bundle.RELAY_UID)
-            undo.callback(link.close)
-            session = Session(link, spec)
-            session.hello(START_S)
+            known = _find_running(engine, container, spec)
+            link = engine.relay(known, bundle.relay_command(), bundle.RELAY_UID)
             undo.pop_all()
-        return cls(engine, container, session)
+        sandbox = cls(engine, known, Session(link, spec))
+        try:
+            with sandbox._guarded():
+                sandbox._hail()
+        except BaseException:
+            sandbox.detach()  # what had to be removed is removed
+            raise
+        return sandbox
+
+    def _hail(self) -> None:
+        """Say hello to the guest of another host.
+
+        Some engines leave the link to a container that ends at this moment open for ever.
+        """
+        deadline = time.monotonic() + ADOPT_S
+        nonce = self._session.say_hello(deadline)
+        while True:
+            try:
+                self._session.hear_hello(nonce, min(deadline, time.monotonic() + LOOK_S))
+            except GuestTimeout:
+                state = self._engine.state(self.container)
+                if state is None or not state["Running"]:
+                    raise LinkLost("the container has ended") from None
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
+
+    def close(self) -> None:
+        """Remove the container, unless a newer host owns it by now."""
+        if self.spec.store and not self._busy.locked():
+            with contextlib.suppress(SandboxUnavailable), self._guarded():
+                self._session.hello(FENCE_S)
+                self._is_surely_ours = True
+        super().close()
 
     def _discard(self) -> None:
         # An engine that is away removes nothing; the container ends by itself, without a host.
         with contextlib.suppress(SandboxUnavailable):
-            self._engine.remove(self.container)
+            if self._is_surely_ours or not self._is_taken_over():
+                self._engine.remove(self.container)
+
+    def _is_taken_over(self) -> bool:
+        """Ask whether a newer host owns the container; this one may have slept for hours.
+
+        Only what stands in a store can have been adopted.
+        """
+        if not self.spec.store:
+            return False
+        try:
+            link = self._engine.relay(self.container, bundle.relay_command(), bundle.RELAY_UID)
+            with closing(link):
+                Session(link, self.spec).hello(FENCE_S)
+        except StaleGeneration:
+            return True
+        except SandboxUnavailable:
+            return False
+        return False
 
     def _release(self) -> None:
         self._engine.close()
 
     def _how_ended(self) -> str | None:
         """Ask the engine how the container ended."""
-        life_s = self.spec.limits.max_life_s
         for _ in wait_until(time.monotonic() + ENDING_S):
             if self._over is not None:  # another thread has decided already
                 break
@@ -124,19 +181,36 @@ class DockerSandbox(GuestSandbox):
             if state is None:
                 return "the container was removed from outside"
             if not state["Running"]:
-                oom = bool(state["OOMKilled"]) and state["ExitCode"] != 0
-                return describe_end(
-                    state["ExitCode"], was_out_of_memory=oom, age_s=_age_s(state), life_s=life_s
-                )
+                return _end_in_words(state, self.spec)
         return None
+
+
+def _find_running(engine: Engine, container: str, spec: SandboxSpec) -> str:
+    """Return the full id of a job's running container; one that has stopped is removed."""
+    known = engine.inspect(container)
+    if known is None:
+        raise SandboxLost("the container was removed from outside")
+    if known["Config"]["Labels"].get("caisson.job") != spec.job:
+        raise SandboxLost(f"the container {container} is not one of job {spec.job}")
+    if not known["State"]["Running"]:
+        engine.remove(known["Id"])
+        raise SandboxLost(_end_in_words(known["State"], spec))
+    return str(known["Id"])
+
+
+def _end_in_words(state: dict[str, Any], spec: SandboxSpec) -> str:
+    """Say how a container that does not run has ended."""
+    if state["Status"] == "created":
+        return "the container was never started"
+    return describe_end(
+        state["ExitCode"],
+        was_out_of_memory=bool(state["OOMKilled"]) and state["ExitCode"] != 0,
+        age_s=_age_s(state),
+        life_s=spec.limits.max_life_s,
+    )
 
 
 def _age_s(state: dict[str, Any]) -> float:
     """How long a container ran, by the engine's clock."""
     began, ended = (datetime.fromisoformat(state[key]) for key in ("StartedAt", "FinishedAt"))
     return (ended - began).total_seconds()
-
-
-def owner() -> str:
-    """Name this process for the label of its containers."""
-    return f"{socket.gethostname()}:{os.getpid()}"

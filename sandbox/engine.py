@@ -19,6 +19,7 @@ from docker.utils import kwargs_from_env
 
 from sandbox.errors import (
     EngineUnavailable,
+    GuestTimeout,
     ImageMissing,
     ImageUnsuitable,
     SandboxLost,
@@ -29,6 +30,7 @@ from sandbox.link import SocketLink
 DEFAULT_URL = "unix:///var/run/docker.sock"
 CHECK_HOST = "check DOCKER_HOST (unix:///path or tcp://host:port)"
 TIMEOUT_S = 60
+QUICK_S = 15
 CONNECT_S = 5
 NEWEST_API = "1.44"  # what this code was written for; an older engine's own is used
 GONE = (404, 409)  # not there any more, or somebody else is removing it
@@ -43,11 +45,18 @@ class Engine:
             settings = {**_tls(), "base_url": self.url}
             version = _negotiated(self.url)
             self._client: Any = docker.APIClient(**settings, version=version, timeout=TIMEOUT_S)
+        self._identity = ""
 
     def describe(self) -> dict[str, Any]:
         """The engine's own account of itself (`GET /info`)."""
         with self._translated():
             return dict(self._client.info())
+
+    def identity(self) -> str:
+        """The engine's own id, by which hosts know that they mean the same one; asked for once."""
+        if not self._identity:
+            self._identity = str(self.describe()["ID"])
+        return self._identity
 
     def image(self, name: str) -> dict[str, Any]:
         """Inspect an image; raises `ImageMissing`. Nothing is ever pulled."""
@@ -89,23 +98,33 @@ class Engine:
                 raise
 
     def relay(self, container: str, command: list[str], uid: int) -> SocketLink:
-        """Run `command` in a running container as `uid`, its stdin and stdout as a link."""
-        with self._translated():
+        """Run `command` in a running container as `uid`, its stdin and stdout as a link.
+
+        Raises `SandboxLost` if it does not run, `GuestTimeout` if it is paused.
+        """
+        with self._translated(), self._within(QUICK_S):
             try:
                 made = self._client.exec_create(container, command, stdin=True, user=f"{uid}:{uid}")
                 return _link(self._client.exec_start(made["Id"], socket=True))
             except APIError as error:
-                if error.status_code in GONE:
-                    raise SandboxLost("the container is gone or does not run") from error
-                raise
+                if error.status_code not in GONE:
+                    raise
+                if "is paused" in str(error.explanation):
+                    raise GuestTimeout("the container is paused") from error
+                raise SandboxLost("the container is gone or does not run") from error
+
+    def inspect(self, container: str) -> dict[str, Any] | None:
+        """What the engine knows of a container, None if it is gone."""
+        with self._translated(), self._within(QUICK_S):
+            try:
+                return dict(self._client.inspect_container(container))
+            except NotFound:
+                return None
 
     def state(self, container: str) -> dict[str, Any] | None:
         """The container's state, None if it is gone."""
-        with self._translated():
-            try:
-                return dict(self._client.inspect_container(container)["State"])
-            except NotFound:
-                return None
+        known = self.inspect(container)
+        return None if known is None else dict(known["State"])
 
     def labelled(self, label: str) -> list[dict[str, Any]]:
         """All containers, running or not, that carry `label` (a name, or name=value)."""
@@ -124,6 +143,15 @@ class Engine:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    @contextmanager
+    def _within(self, timeout_s: float) -> Iterator[None]:
+        """Wait less long than usual for what takes milliseconds, also on a busy machine."""
+        usual, self._client.timeout = self._client.timeout, timeout_s
+        try:
+            yield
+        finally:
+            self._client.timeout = usual
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

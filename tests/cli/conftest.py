@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -38,7 +37,8 @@ def containers_of(pid):
     """The containers that a running command has made, and that are still there."""
     engine = Engine()
     try:
-        return engine.labelled(f"caisson.owner={socket.gethostname()}:{pid}")
+        made = engine.labelled("caisson.owner")
+        return [one for one in made if one["Labels"]["caisson.owner"].split(":")[1:2] == [str(pid)]]
     finally:
         engine.close()
 

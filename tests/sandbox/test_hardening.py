@@ -164,6 +164,7 @@ def test_labels_say_whose_it_is_and_until_when():
         "caisson.owner": "host:123",
         "caisson.store": "",
         "caisson.deadline": "1800000001",
+        "caisson.max_life_s": "3600",
     }
 
 
