@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sandbox.base import Sandbox
+from sandbox.errors import SandboxLost
 from sandbox.mounts import check_mounts
 from sandbox.types import Limits, Mount, SandboxSpec
 from worker.budget import BudgetHook
 from worker.builtin import Workplace, builtin_tools
 from worker.context import Window
 from worker.errors import InputInvalid
-from worker.hooks import Hooks, Landing
+from worker.hooks import Hook, Hooks, Landing
 from worker.loop import Loop
 from worker.messages import Message, Record, Role
 from worker.models.base import Model
@@ -135,6 +136,31 @@ def start_sandbox(settings: Settings, spec: SandboxSpec) -> Sandbox:
     return DockerSandbox.start(spec.model_copy(update={"owner": owner()}))
 
 
+def adopt_sandbox(settings: Settings, spec: SandboxSpec, place: str) -> Sandbox | None:
+    """Take over a running sandbox; None if it does not live any more.
+
+    Raises `SandboxUnavailable`: `StaleGeneration` when another worker has it.
+    """
+    if settings.driver == "process":
+        return None  # it ended with its host
+    from sandbox.docker import DockerSandbox  # noqa: PLC0415
+
+    try:
+        return DockerSandbox.adopt(place, spec)
+    except SandboxLost:
+        return None
+
+
+def furnished(sandbox: Sandbox, files: Iterable[InputFile]) -> Sandbox:
+    """Put files into a new sandbox, which is removed if that fails."""
+    try:
+        put_files(sandbox, files)
+    except BaseException:
+        sandbox.close()
+        raise
+    return sandbox
+
+
 def make_model(
     settings: Settings,
     *,
@@ -182,8 +208,8 @@ def _endpoint_model(settings: Settings) -> Model:
     )
 
 
-def build(settings: Settings, model: Model, place: Workplace) -> Loop:
-    """Put an agent together."""
+def build(settings: Settings, model: Model, place: Workplace, more: Iterable[Hook] = ()) -> Loop:
+    """Put an agent together; the hooks in `more` come last."""
     tools = Toolbox(
         builtin_tools(place, settings.tools),
         place=lambda: place.place,
@@ -195,7 +221,7 @@ def build(settings: Settings, model: Model, place: Workplace) -> Loop:
         model=model,
         tools=tools,
         # after a reply they run in reverse: a last turn is an end before anything else is judged
-        hooks=Hooks([BudgetHook(), replies, LoopHook(limits), Landing()]),
+        hooks=Hooks([BudgetHook(), replies, LoopHook(limits), Landing(), *more]),
         window=Window(settings.context_tokens, settings.max_output_tokens),
         model_timeout_s=settings.model_timeout_s,
     )

@@ -7,12 +7,14 @@ reverse. They fail closed: a hook that breaks ends the job, and the call it guar
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec
 
-from worker.errors import CaissonError, Cancelled, Stop
+from sandbox.errors import SandboxUnavailable
+from worker.errors import CaissonError, Cancelled, Stop, StoreUnavailable
 from worker.history import History, status_for
 from worker.messages import (
     CallStarted,
@@ -34,6 +36,9 @@ from worker.messages import (
 from worker.store.base import Store
 
 P = ParamSpec("P")
+_log = logging.getLogger(__name__)
+_AGAIN_S = 0.3
+_BEGUN = {ResultStatus.SKIPPED: ResultStatus.UNKNOWN}  # what is said of a call that was begun
 
 
 class Observer:
@@ -51,7 +56,8 @@ class Run:
     """One worker's hold on one job: reads its history, and is the only way to add to it.
 
     `check_held` raises `LeaseLost` when the job is not this worker's any more; `is_cancelled` does
-    so too, and raises `Handover` when the worker is to let go.
+    so too, and raises `Handover` when the worker is to let go. With `is_patient` a store that is
+    away is waited for, as long as the job is held.
     """
 
     history: History
@@ -60,6 +66,7 @@ class Run:
     observer: Observer = field(default_factory=Observer)
     is_cancelled: Callable[[], bool] = lambda: False
     check_held: Callable[[], None] = lambda: None
+    is_patient: bool = False
     clock: Callable[[], float] = time.time
 
     @property
@@ -72,11 +79,22 @@ class Run:
 
     def append(self, event: Event) -> None:
         """Store an event, then let it be seen. Raises `LeaseLost` when the job is another's."""
-        self.check_held()
         event = event.model_copy(update={"at": self.clock()})
-        self.store.append(self.job.id, event, generation=self.generation)
+        while not self._is_stored(event):
+            time.sleep(_AGAIN_S)
         self.history.add(event)
         self.observer.on_event(event, self.history)
+
+    def _is_stored(self, event: Event) -> bool:
+        self.check_held()
+        try:
+            self.store.append(self.job.id, event, generation=self.generation)
+        except StoreUnavailable as error:
+            if not self.is_patient:
+                raise
+            _log.warning("job %s waits for the store: %s", self.job.id, error)
+            return False
+        return True
 
     def add_reply(self, reply: Reply) -> None:
         self.append(ReplyAdded(reply=self.history.renamed(reply)))
@@ -125,7 +143,7 @@ class Run:
 
     def give_up(self, error: Exception) -> None:
         """End the job because infrastructure failed and trying again did not help."""
-        self._close(ResultStatus.SKIPPED, "the job ended before this call")
+        self._close(ResultStatus.SKIPPED, "the job ended before it had a result")
         self.append(
             Ended(
                 status=Status.DEAD,
@@ -136,9 +154,13 @@ class Run:
 
     def _close(self, status: ResultStatus, why: str) -> None:
         """Give every call that was asked for and not run its result."""
+        begun = self.history.last.begun
         for call in self.history.last.pending:
-            text = f"status: {status}  (not run)\n{why}"
-            result = ToolResult(call_id=call.id, name=call.name, status=status, text=text)
+            became, said = status, "not run"
+            if call.id in begun:
+                became, said = _BEGUN.get(status, status), "begun; nobody knows whether it ran"
+            text = f"status: {became}  ({said})\n{why}"
+            result = ToolResult(call_id=call.id, name=call.name, status=became, text=text)
             self.add_result(result)
 
 
@@ -203,7 +225,7 @@ def landed(notice: NoticeAdded, answer: str) -> Stop:
 def _guard(hook: Hook, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
     try:
         method(*args, **kwargs)
-    except CaissonError:
+    except (CaissonError, SandboxUnavailable):
         raise
     except Exception as error:
         name = type(hook).__name__

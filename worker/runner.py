@@ -1,4 +1,4 @@
-"""Run a job from its goal to its end: claim it, drive it, replace what breaks, collect, release."""
+"""Run a job from its goal to its end: open its sandbox, drive it, replace what breaks, collect."""
 
 from __future__ import annotations
 
@@ -6,29 +6,39 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from sandbox.base import Sandbox
-from sandbox.errors import SandboxError, SandboxUnavailable, StaleGeneration
+from sandbox.errors import LinkLost, SandboxError, SandboxUnavailable, StaleGeneration
 from sandbox.types import SandboxSpec
 from worker import assembly
-from worker.artifacts import Caps, collect
+from worker.artifacts import Caps, Keep, Shelf, collect
 from worker.budget import spent
 from worker.builtin import Workplace
-from worker.errors import Infrastructure, InputInvalid, LeaseLost, Stop
+from worker.errors import Infrastructure, InputInvalid, LeaseLost, Stop, StoreUnavailable
 from worker.history import History
 from worker.hooks import Observer, Run
 from worker.loop import Loop
-from worker.messages import FinishReason, Job, Message, MessageAdded, Record, SandboxReplaced
+from worker.messages import (
+    FinishReason,
+    Job,
+    Message,
+    MessageAdded,
+    Record,
+    SandboxOpened,
+    SandboxReplaced,
+)
 from worker.prompts import notice
 from worker.settings import Settings
-from worker.store.base import Store
 from worker.store.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_REJOINS = 3  # links that may break, one after the other, before the sandbox is given up
+_NAMED = 20  # restored files that the model is told by name
 
 
 def never() -> bool:
@@ -48,55 +58,69 @@ class JobRequest(Record):
 
 @dataclass
 class Runner:
-    """Drives jobs of one agent. Whatever breaks on our side, a job ends or can be driven again."""
+    """Drives jobs of one agent. Whatever breaks on our side, a job ends or can be driven again.
 
-    store: Store
+    `keep` takes what the job made out of its sandbox; `engine` names the engine of its sandboxes.
+    """
+
     loop: Loop
     place: Workplace
-    folder: Path
-    caps: Caps = field(default_factory=Caps)
-    observer: Observer = field(default_factory=Observer)
-    is_cancelled: Callable[[], bool] = never
+    keep: Keep
+    engine: str = ""
+    _rejoined: int = 0
 
-    def work(self, job_id: str, opening: tuple[Message, ...] = ()) -> Job:
-        """Claim the job and work on it until it ends or must wait.
+    def work(self, run: Run, opening: tuple[Message, ...] = ()) -> Job:
+        """Work on a claimed job until it ends or must wait.
 
         `opening` are the first messages of a job that has none. Raises `LeaseLost` when another
-        worker took it, `SpecInvalid` when its sandbox cannot be.
+        worker took it, `Handover` when this one is to let go of it, `SpecInvalid` when its sandbox
+        cannot be.
         """
-        generation = self.store.claim(job_id)
-        history = History(*self.store.load(job_id))
-        run = Run(history, self.store, generation, self.observer, self.is_cancelled)
-        for message in opening[len(history.opening) :]:
+        for message in opening[len(run.history.opening) :]:
             run.append(MessageAdded(message=message))
-        self._announce(run)
         while not self._drive(run):
-            _log.info("job %s goes on in a new sandbox", job_id)
-        if run.job.status.is_final and not run.job.artifacts and self.place.is_open:
-            collect(run, self.place.sandbox, self.folder / job_id, self.caps)
+            _log.info("job %s goes on in its sandbox or a new one", run.job.id)
+        if run.job.status.is_final and run.history.uncollected:
+            self._collect(run)
         return run.job
 
-    def _announce(self, run: Run) -> None:
-        """Tell the model that it is in another sandbox than its last call, if it is."""
-        places = [call.place for turn in run.history.turns for call in turn.begun.values()]
-        if places and places[-1] != self.place.place and not run.job.status.is_final:
-            self._tell_replaced(run, "its worker was interrupted")
-
-    def _tell_replaced(self, run: Run, why: object) -> None:
-        run.notify(notice("sandbox_replaced", why=why), f"sandbox:{self.place.place}")
-
     def _drive(self, run: Run) -> bool:
-        """Drive until an end (True), or until the sandbox had to be replaced (False)."""
+        """Drive until an end (True), or until the sandbox had to be changed (False)."""
         try:
             if not run.job.status.is_final:
-                self.place.open()
+                self._open(run, run.history.place, "its worker was interrupted")
                 self.loop.drive(run)
-        except (LeaseLost, StaleGeneration):
+        except (LeaseLost, StaleGeneration, StoreUnavailable):
             raise
+        except LinkLost as error:
+            return not self._rejoin(run, error)
         except SandboxUnavailable as error:
             return not self._replace(run, error)
         except Infrastructure as error:
             self._give_up(run, error)
+        except Stop as stop:  # cancelled while the engine was waited for
+            run.end(stop)
+        return True
+
+    def _open(self, run: Run, place: str, why: object) -> None:
+        """Open a sandbox, and tell the model when it is another than its calls ran in."""
+        self.place.open(place)
+        if self.place.place == run.history.place:
+            return
+        is_moved = any(turn.begun for turn in run.history.turns)
+        if is_moved:
+            run.append(SandboxReplaced(why=str(why)))
+        run.append(SandboxOpened(place=self.place.place, engine=self.engine))
+        if is_moved:
+            told = notice("sandbox_replaced", why=why, kept=_kept(run.job))
+            run.notify(told, f"sandbox:{self.place.place}")
+
+    def _rejoin(self, run: Run, error: LinkLost) -> bool:
+        """Let go of a sandbox to which only the link is lost; the next round takes it over."""
+        self._rejoined += 1
+        if self._rejoined > _REJOINS:
+            return self._replace(run, error)
+        self.place.detach()
         return True
 
     def _replace(self, run: Run, error: SandboxUnavailable) -> bool:
@@ -106,13 +130,13 @@ class Runner:
         if not was_open or again:
             self._give_up(run, error)
             return False
-        run.append(SandboxReplaced(why=str(error)))
         try:
-            self.place.replace()
+            self._open(run, "", error)
+        except StaleGeneration:
+            raise
         except (SandboxError, InputInvalid) as failure:  # or an input file that is gone by now
             self._give_up(run, failure)
             return False
-        self._tell_replaced(run, error)
         return True
 
     def _give_up(self, run: Run, error: Exception) -> None:
@@ -123,6 +147,22 @@ class Runner:
             run.end(Stop(str(over or error), reason=FinishReason.BUDGET, kind="BudgetSpent"))
         else:
             run.give_up(error)
+
+    def _collect(self, run: Run) -> None:
+        try:
+            if self.place.join(run.history.place):
+                self.keep(run, self.place.sandbox)
+        except StaleGeneration:
+            raise
+        except SandboxUnavailable as error:
+            run.remark(f"files were lost with the sandbox: {error}")
+
+
+def _kept(job: Job) -> str:
+    """Say which files a new sandbox was given."""
+    names = [artifact.source for artifact in job.artifacts]
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join(["the input files", *names[:_NAMED], *more])
 
 
 def run_job(
@@ -145,55 +185,57 @@ def run_job(
         is_cancelled: Asked about ten times a second; True ends the job.
         open_sandbox: Starts a sandbox; by default with the driver that is set.
     """
-    job = _new_job(request, settings)
+    job = new_job(request.goal, settings, replay=request.replay, job_id=request.id)
     mounts = assembly.read_mounts(request.mounts, settings)
     files = assembly.check_files(request.files, settings.limits())
     model = assembly.make_model(
         settings, replay=request.replay, record=request.record, is_cancelled=is_cancelled
     )
+    spec = settings.spec(job.id, mounts)
 
     def open_one() -> Sandbox:
-        spec = settings.spec(job.id, mounts)
         sandbox = open_sandbox(spec) if open_sandbox else assembly.start_sandbox(settings, spec)
-        return _with_files(sandbox, files)
+        return assembly.furnished(sandbox, files)
 
-    place = Workplace(open_one, settings.max_call_timeout_s)
+    def adopt(place: str) -> Sandbox | None:
+        return None if open_sandbox else assembly.adopt_sandbox(settings, spec, place)
+
+    place = Workplace(open_one, settings.max_call_timeout_s, adopt)
     try:
         runner = Runner(
-            store=MemoryStore(),
             loop=assembly.build(settings, model, place),
             place=place,
-            folder=artifact_folder(settings),
-            caps=Caps(files=settings.max_artifacts, total_bytes=settings.max_artifact_bytes),
-            observer=observer or Observer(),
-            is_cancelled=is_cancelled,
+            keep=keeper(Shelf(artifact_folder(settings) / job.id), settings),
         )
-        runner.store.create(job)
+        store = MemoryStore()
+        store.create(job)
+        claim = store.claim(job.id)
+        run = Run(History(job), store, claim.generation, observer or Observer(), is_cancelled)
         opening = assembly.opening(request.goal, files, mounts, network=settings.network)
-        return runner.work(job.id, opening)
+        return runner.work(run, opening)
     finally:
         place.close()
         model.close()
 
 
-def _with_files(sandbox: Sandbox, files: tuple[assembly.InputFile, ...]) -> Sandbox:
-    try:
-        assembly.put_files(sandbox, files)
-    except BaseException:
-        sandbox.close()
-        raise
-    return sandbox
+def keeper(shelf: Shelf, settings: Settings) -> Keep:
+    """How what a job made is taken out of its sandbox."""
+    caps = Caps(files=settings.max_artifacts, total_bytes=settings.max_artifact_bytes)
+    return partial(collect, shelf=shelf, caps=caps)
 
 
-def _new_job(request: JobRequest, settings: Settings) -> Job:
-    if not request.goal.strip():
+def new_job(
+    goal: str, settings: Settings, *, replay: Path | None = None, job_id: str | None = None
+) -> Job:
+    """A job as it is before anybody works on it. Raises `InputInvalid`."""
+    if not goal.strip():
         raise InputInvalid("the goal is empty")
-    if request.id is not None and not _ID.fullmatch(request.id):
-        raise InputInvalid(f"{request.id!r} cannot be the id of a job")
+    if job_id is not None and not _ID.fullmatch(job_id):
+        raise InputInvalid(f"{job_id!r} cannot be the id of a job")
     return Job(
-        id=request.id or new_job_id(),
-        goal=request.goal.strip(),
-        model=f"replay of {request.replay}" if request.replay else settings.model,
+        id=job_id or new_job_id(),
+        goal=goal.strip(),
+        model=f"replay of {replay}" if replay else settings.model,
         tools=settings.tools,
         budget=settings.budget(),
     )
@@ -205,5 +247,5 @@ def new_job_id() -> str:
 
 
 def artifact_folder(settings: Settings) -> Path:
-    """Where the artefacts of jobs are put, each job's in a folder of its own."""
+    """Where the artefacts of jobs that run here and now are put, each job's in its own folder."""
     return settings.data_dir / "artifacts" if settings.data_dir else Path("caisson-out")

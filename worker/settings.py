@@ -387,7 +387,7 @@ class Settings(BaseSettings):
             raise SettingsInvalid(f"{foreign} is no setting that a job may bring")
         own = {name: getattr(self, name) for name in self.model_fields_set}
         try:
-            return Settings(**{**own, **options})  # type: ignore[arg-type]
+            return Settings(**{**own, **options})
         except ValidationError as error:
             origins = {**dict.fromkeys(own, "the worker"), **dict.fromkeys(options, THE_JOB)}
             raise SettingsInvalid(_explain(error, {**own, **options}, origins)) from None
@@ -439,7 +439,7 @@ class Loaded(Record):
     def chosen(self) -> dict[str, Any]:
         """The settings of a job that somebody has set, as they go with it in JSON."""
         names = JOB_SETTINGS & self.origins.keys()
-        return self.settings.model_dump(mode="json", include=names)
+        return self.settings.model_dump(mode="json", include=set(names))
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield name, value and origin of every setting; secrets are masked."""

@@ -48,9 +48,9 @@ class Bench:
     is_cancelled: object = lambda: False
 
     def run(self):
-        generation = self.store.claim(self.job.id)
+        claim = self.store.claim(self.job.id)
         history = History(*self.store.load(self.job.id))
-        run = Run(history, self.store, generation, self.watching, self.is_cancelled)
+        run = Run(history, self.store, claim.generation, self.watching, self.is_cancelled)
         if self.clock:
             run.clock = self.clock
         for message in assembly.opening(self.job.goal)[len(history.opening) :]:
@@ -60,7 +60,7 @@ class Bench:
     @property
     def place(self):
         place = Workplace(lambda: self.sandbox)
-        place.place = f"place-{id(self.sandbox)}"
+        place.open()
         return place
 
     def drive(self):

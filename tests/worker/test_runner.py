@@ -10,11 +10,13 @@ import pytest
 from sandbox.errors import EngineUnavailable, ProtocolError, SandboxLost, SpecInvalid
 from sandbox.types import FileInfo, Limits, SandboxSpec
 from worker import assembly
-from worker.artifacts import safe_names
+from worker.artifacts import Shelf, safe_names
 from worker.builtin import Workplace
 from worker.errors import InputInvalid, ModelTimeout, ModelUnavailable, RecordingInvalid
+from worker.history import History
+from worker.hooks import Run
 from worker.messages import FinishReason, Job, ResultStatus, Status
-from worker.runner import JobRequest, Runner, run_job
+from worker.runner import JobRequest, Runner, keeper, run_job
 from worker.settings import Settings
 from worker.store.memory import MemoryStore
 from worker.testing import FakeSandbox, ScriptedModel, ok, say
@@ -319,32 +321,35 @@ def runner_of(tmp_path, *messages, **settings):
     store.create(Job(id="j", goal="g", budget=settings.budget()))
     place = Workplace(FakeSandbox)
     loop = assembly.build(settings, ScriptedModel(messages), place)
-    return Runner(store, loop, place, tmp_path / "out")
+    return Runner(loop, place, keeper(Shelf(tmp_path / "out"), settings)), store
+
+
+def work(runner, store):
+    """Claim the job and work on it, as a worker does each time anew."""
+    run = Run(History(*store.load("j")), store, store.claim("j").generation)
+    return runner.work(run, assembly.opening("g"))
 
 
 def test_a_model_that_cannot_be_reached_is_our_failure(tmp_path):
-    runner = runner_of(tmp_path, SCRIPT[0], ModelUnavailable("nobody there"))
-    job = runner.work("j", assembly.opening("g"))
+    job = work(*runner_of(tmp_path, SCRIPT[0], ModelUnavailable("nobody there")))
     assert (job.status, job.error.type) == (Status.DEAD, "ModelUnavailable")
 
 
 def test_a_reply_that_outlasts_the_job_is_the_end_of_its_budget(tmp_path):
-    runner = runner_of(tmp_path, ModelTimeout("no reply"), job_timeout_s=1e-9)
-    job = runner.work("j", assembly.opening("g"))
+    job = work(*runner_of(tmp_path, ModelTimeout("no reply"), job_timeout_s=1e-9))
     assert (job.finish_reason, job.error.type) == (FinishReason.BUDGET, "BudgetSpent")
 
 
 def test_a_job_that_ended_is_not_worked_on_again(tmp_path):
-    runner = runner_of(tmp_path, say("done"))
-    opening = assembly.opening("g")
-    first = runner.work("j", opening)
-    events = runner.store.load("j")[1]
-    assert runner.work("j", opening) == first
-    assert runner.store.load("j")[1] == events
+    runner, store = runner_of(tmp_path, say("done"))
+    first = work(runner, store)
+    events = store.load("j")[1]
+    assert work(runner, store) == first
+    assert store.load("j")[1] == events
 
 
 def test_a_job_that_moves_is_told_that_its_sandbox_is_another(tmp_path):
-    runner = runner_of(tmp_path, *SCRIPT[:1], ModelUnavailable("away"))
+    runner, store = runner_of(tmp_path, *SCRIPT[:1], ModelUnavailable("away"))
 
     class Gone(BaseException):
         pass
@@ -354,11 +359,11 @@ def test_a_job_that_moves_is_told_that_its_sandbox_is_another(tmp_path):
 
     runner.place.sandbox.respond = die
     with pytest.raises(Gone):
-        runner.work("j", assembly.opening("g"))
+        work(runner, store)
     runner.place = Workplace(FakeSandbox)
     model = ScriptedModel([SCRIPT[0], say("done")])
     runner.loop = assembly.build(Settings(), model, runner.place)
-    assert runner.work("j", assembly.opening("g")).answer == "done"
+    assert work(runner, store).answer == "done"
     told = model.requests[-1].messages[-1].text
     assert "nobody knows whether it ran" in told
     assert "its worker was interrupted" in told

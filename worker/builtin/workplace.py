@@ -19,23 +19,34 @@ _POLL_S = 0.1
 _LEAST_S = 1.0  # a call that is begun gets this long, however little time the job has left
 
 
+def nothing_lives(place: str) -> None:
+    """Take over nothing: what a sandbox that ends with its host is good for."""
+    del place
+
+
 @dataclass
 class Workplace:
-    """A sandbox, started when it is first needed, and replaced when it was lost.
+    """A sandbox, taken over or started when it is first needed, and replaced when it was lost.
 
-    `open_sandbox` is given the place in which the job was last (empty: in none, or it is lost). It
-    takes that one over if it still lives, else it starts one and puts the job's files into it; it
-    may raise `SandboxError`.
+    `open_sandbox` starts one and puts the job's files into it; it may raise `SandboxError`.
+    `adopt` takes over the one that is named, if it still lives.
     """
 
-    open_sandbox: Callable[[str], Sandbox]
+    open_sandbox: Callable[[], Sandbox]
     max_timeout_s: float = 300.0
+    adopt: Callable[[str], Sandbox | None] = nothing_lives
     _sandbox: Sandbox | None = None
 
     def open(self, place: str = "") -> None:
-        """Take or start the sandbox now, before anything else is spent on the job."""
-        if self._sandbox is None:
-            self._sandbox = self.open_sandbox(place)
+        """Take over the sandbox `place`, or start one, before anything else is spent on the job."""
+        if not self.join(place):
+            self._sandbox = self.open_sandbox()
+
+    def join(self, place: str) -> bool:
+        """Take over the sandbox `place`; False if it does not live any more."""
+        if self._sandbox is None and place:
+            self._sandbox = self.adopt(place)
+        return self._sandbox is not None
 
     @property
     def sandbox(self) -> Sandbox:

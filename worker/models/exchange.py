@@ -46,7 +46,10 @@ class Line:
     def run(
         self, exchange: Callable[[], T], *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> T:
-        """Return or raise what `exchange` does, or `ModelTimeout` or `Cancelled` before that."""
+        """Return or raise what `exchange` does, or `ModelTimeout` or `Cancelled` before that.
+
+        What `is_cancelled` raises breaks the exchange off as well.
+        """
         done = threading.Event()
         outcome: list[T | BaseException] = []
 
@@ -58,14 +61,14 @@ class Line:
             done.set()
 
         deadline = time.monotonic() + timeout_s
+        _check(deadline, timeout_s, is_cancelled)  # nothing is sent for a job that is not ours
         threading.Thread(target=work, name="model", daemon=True).start()
-        while not done.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
-            if is_cancelled():
-                self.break_off()
-                raise Cancelled
-            if time.monotonic() >= deadline:
-                self.break_off()
-                raise ModelTimeout(f"no complete reply within {timeout_s:.0f} s")
+        try:
+            while not done.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+                _check(deadline, timeout_s, is_cancelled)
+        except BaseException:
+            self.break_off()
+            raise
         result = outcome[0]
         if isinstance(result, BaseException):
             raise result
@@ -79,3 +82,10 @@ class Line:
             with contextlib.suppress(OSError, ValueError):
                 # not SSLSocket.shutdown, which takes the TLS state away under the reader
                 socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+
+
+def _check(deadline: float, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
+    if is_cancelled():
+        raise Cancelled
+    if time.monotonic() >= deadline:
+        raise ModelTimeout(f"no complete reply within {timeout_s:.0f} s")

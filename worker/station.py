@@ -1,0 +1,292 @@
+"""One worker process's way of doing queued jobs: claim, adopt or open, drive, give back.
+
+Whatever happens here to a job, one of three things is true afterwards: it is closed with its true
+end, it was given back, or its lease runs out and another worker goes on with it. A sandbox is
+removed only after its job is closed; until then it is left to whoever claims the job next.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from sandbox.base import Sandbox
+from sandbox.engine import Engine
+from sandbox.errors import (
+    EngineUnavailable,
+    SandboxUnavailable,
+    SpecInvalid,
+    StaleGeneration,
+)
+from sandbox.reaper import Reaped, reap
+from sandbox.types import Mount, SandboxSpec
+from worker import admission, assembly
+from worker.artifacts import Shelf
+from worker.assembly import InputFile
+from worker.builtin import Workplace
+from worker.checkpoint import CheckpointHook
+from worker.errors import (
+    Cancelled,
+    Handover,
+    LeaseLost,
+    Stop,
+    StoreUnavailable,
+    UsageError,
+)
+from worker.history import History
+from worker.hooks import Observer, Run
+from worker.lease import Lease, clock, never
+from worker.messages import Order, Status
+from worker.postmortem import WorkersLost, post_mortem
+from worker.runner import Runner, keeper
+from worker.settings import Settings
+from worker.store.base import Claim, Store, WorkerSeen
+from worker.store.blobs import Blobs
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_ENGINE_POLL_S = 1.0
+
+
+@dataclass
+class Station:
+    """Does jobs, one at a time.
+
+    Args:
+        settings: The worker's own; what a job brings is laid over them.
+        store: Where the jobs are.
+        name: Names this worker among all; never used twice.
+        is_draining: Whether it is to let go of its jobs.
+        observer: Told of everything that happens to jobs here.
+    """
+
+    settings: Settings
+    store: Store
+    name: str
+    is_draining: Callable[[], bool] = never
+    observer: Observer = field(default_factory=Observer)
+
+    @property
+    def blobs(self) -> Blobs:
+        return Blobs(self.settings.home / "blobs")
+
+    @cached_property
+    def engine_id(self) -> str:
+        """Identity of the engine in use; raises `EngineUnavailable`."""
+        if self.settings.driver == "process":
+            return ""
+        with closing(Engine()) as engine:
+            return engine.identity()
+
+    def seen(self) -> WorkerSeen:
+        """What this worker may give to sandboxes."""
+        own = self.settings
+        return WorkerSeen(
+            name=self.name,
+            host=socket.gethostname(),
+            engine=self.engine_id,
+            slots=own.concurrency or 1,
+            memory_bytes=own.share_memory or admission.share_of_memory(),
+            cpus=own.share_cpus or admission.share_of_cpus(),
+            free_bytes=admission.free_memory(),
+        )
+
+    def work_next(self) -> Status | None:
+        """Take the job that is due and work on it, until it ends or is another's.
+
+        Returns the status that it has then; None: there was nothing to do. Raises
+        `StoreUnavailable`, and `EngineUnavailable` before anything was claimed.
+        """
+        worker, asked_at = self.seen(), clock()
+        claim = self.store.claim_next(worker, self.settings.lease_s)
+        if claim is None:
+            return None
+        with Lease(self.store, claim, self.settings.lease_s, asked_at, self.is_draining) as lease:
+            return _Shift(self, claim, lease).work()
+
+    def reap(self, *, dry_run: bool = False) -> list[Reaped]:
+        """Remove the sandboxes on this engine that nobody owns. Raises `EngineUnavailable`."""
+        with closing(Engine()) as engine:
+            return reap(engine, self.store.standing, self.store.identity, dry_run=dry_run)
+
+
+@dataclass
+class _Shift:
+    """One claim, from its beginning to its end."""
+
+    station: Station
+    claim: Claim
+    lease: Lease
+    place: Workplace = field(init=False)
+
+    def work(self) -> Status:
+        started, job_id = time.monotonic(), self.claim.job_id
+        _log.info("job %s: begun%s", job_id, _said_losses(self.claim))
+        self.place = self._workplace()
+        try:
+            status = self._work()
+        except (LeaseLost, StaleGeneration) as error:
+            _log.warning("job %s: let go: %s", job_id, error)
+            return Status.RUNNING
+        except StoreUnavailable as error:
+            _log.warning("job %s: left until its lease is over: %s", job_id, error)
+            return Status.RUNNING
+        finally:
+            self.place.detach()  # nothing is open any more, unless the job goes on elsewhere
+        _log.info("job %s: %s (%.1f s)", job_id, status, time.monotonic() - started)
+        return status
+
+    @cached_property
+    def run(self) -> Run:
+        return Run(
+            History(*self.station.store.load(self.claim.job_id)),
+            self.station.store,
+            self.claim.generation,
+            self.station.observer,
+            self.lease.is_cancelled,
+            self.lease.check,
+            is_patient=True,
+        )
+
+    @cached_property
+    def order(self) -> Order:
+        return self.station.store.order(self.claim.job_id)
+
+    @cached_property
+    def settings(self) -> Settings:
+        return self.station.settings.overlaid(self.order.options)
+
+    def _work(self) -> Status:
+        try:
+            if self.claim.losses >= self.station.settings.max_losses:
+                self._bury()
+            else:
+                self._drive()
+        except Handover:
+            return self._release()
+        except (LeaseLost, StaleGeneration, StoreUnavailable):
+            raise
+        except (UsageError, SpecInvalid) as error:  # what was asked cannot be done here
+            self.run.end(Stop(str(error), kind=type(error).__name__))
+        except Exception as error:  # noqa: BLE001 - no job may stay as if it were worked on
+            _log.exception("job %s: it cannot be worked on", self.claim.job_id)
+            self.run.give_up(error)
+        return self._close()
+
+    def _drive(self) -> None:
+        replay = self.station.blobs.path(self.order.replay) if self.order.replay else None
+        model = assembly.make_model(
+            self.settings, replay=replay, is_cancelled=self.lease.is_cancelled
+        )
+        with closing(model):
+            keep = keeper(self._shelf(), self.settings)
+            more = [CheckpointHook(self.place, keep)]
+            loop = assembly.build(self.settings, model, self.place, more)
+            network = self.settings.network
+            opening = assembly.opening(
+                self.run.job.goal, self._inputs(), self._mounts(), network=network
+            )
+            Runner(loop, self.place, keep, self.station.engine_id).work(self.run, opening)
+
+    def _release(self) -> Status:
+        return self.station.store.release(self.claim.job_id, generation=self.claim.generation)
+
+    def _close(self) -> Status:
+        """Close the job, then remove its sandbox: nobody waits for that."""
+        status = self._release()
+        self.place.close()
+        if self.claim.generation > 1:
+            self._clear()
+        return status
+
+    def _bury(self) -> None:
+        attempts = self.station.store.attempts(self.claim.job_id)
+        why = post_mortem(self.run.history, attempts, self.claim.losses)
+        self.run.give_up(WorkersLost(why))
+
+    # ---- its files
+
+    def _shelf(self) -> Shelf:
+        folder = self.station.settings.home / "artifacts" / self.claim.job_id
+        return Shelf(folder, self.station.blobs)
+
+    def _mounts(self) -> tuple[Mount, ...]:
+        return assembly.read_mounts(map(Path, self.order.mounts), self.settings)
+
+    def _inputs(self) -> list[InputFile]:
+        blobs = self.station.blobs
+        return [
+            InputFile(path=blobs.path(i.sha256), name=i.name, size=i.size, header=i.header)
+            for i in self.order.inputs
+        ]
+
+    def _files(self) -> list[InputFile]:
+        """What a new sandbox is given: the inputs, and what the job had made by then."""
+        made = {
+            a.source: InputFile(path=self.station.blobs.path(a.sha256), name=a.source, size=a.size)
+            for a in self.run.job.artifacts
+            if a.sha256
+        }
+        return list(({file.name: file for file in self._inputs()} | made).values())
+
+    # ---- its sandbox
+
+    def _workplace(self) -> Workplace:
+        def open_one() -> Sandbox:
+            spec = self._spec()
+            sandbox = self._patiently(lambda: assembly.start_sandbox(self.settings, spec))
+            return assembly.furnished(sandbox, self._files())
+
+        def adopt(place: str) -> Sandbox | None:
+            spec = self._spec()
+            found = self._patiently(lambda: assembly.adopt_sandbox(self.settings, spec, place))
+            self._clear(but=place if found else "")
+            return found
+
+        return Workplace(open_one, self.station.settings.max_call_timeout_s, adopt)
+
+    def _spec(self) -> SandboxSpec:
+        own = {
+            "generation": self.claim.generation,
+            "store": self.station.store.identity,
+            "linger_s": self.settings.linger_s,
+        }
+        return self.settings.spec(self.claim.job_id, self._mounts()).model_copy(update=own)
+
+    def _patiently(self, start: Callable[[], T]) -> T:
+        """Wait for an engine that is away: it may only be starting anew."""
+        until = time.monotonic() + self.station.settings.engine_wait_s
+        while True:
+            try:
+                return start()
+            except EngineUnavailable as error:
+                if time.monotonic() > until:
+                    raise
+                _log.warning("job %s waits for the engine: %s", self.claim.job_id, error)
+            if self.lease.is_cancelled():
+                raise Cancelled
+            time.sleep(_ENGINE_POLL_S)
+
+    def _clear(self, but: str = "") -> None:
+        """Remove what earlier workers have left of the job; a place is the start of an id."""
+        if self.settings.driver != "docker":
+            return
+        try:
+            with closing(Engine()) as engine:
+                for found in engine.labelled(f"caisson.job={self.claim.job_id}"):
+                    if not (but and found["Id"].startswith(but)):
+                        engine.remove(found["Id"])
+        except SandboxUnavailable as error:  # the reaper comes again
+            _log.warning("job %s: left to the reaper: %s", self.claim.job_id, error)
+
+
+def _said_losses(claim: Claim) -> str:
+    return f" again, after {claim.losses} lost workers" if claim.losses else ""
