@@ -6,87 +6,202 @@ that cannot be had is named and left behind.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Iterator
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from sandbox.base import Sandbox
 from sandbox.errors import SandboxError, SandboxUnavailable
 from sandbox.types import FileInfo
+from worker.errors import StoreUnavailable
 from worker.history import History
 from worker.hooks import Run
 from worker.messages import Artifact, ArtifactsAdded, Record
+from worker.store.blobs import Blobs
 
+_log = logging.getLogger(__name__)
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"\\|?*\u2028\u2029\u202a-\u202e\ud800-\udfff]')
 _LONGEST = 120
 
 
 class Caps(Record):
-    """How much is taken out of one sandbox."""
+    """How much is taken out of the sandboxes of one job."""
 
     files: int = 100
     total_bytes: int = 256 * 1024 * 1024
 
 
-def made_files(history: History) -> dict[str, FileInfo]:
-    """The files that calls of the job reported as new or changed, as they were last reported."""
-    found: dict[str, FileInfo] = {}
-    spilled: set[str] = set()
-    for _, result in history.results():
-        found.update({file.name: file for file in result.files})
-        if result.execution and result.execution.output_file:
-            spilled.add(result.execution.output_file)
-    return {name: file for name, file in found.items() if name not in spilled}
+class Keep(Protocol):
+    """Takes what a job made out of its sandbox: `collect` with a shelf and caps."""
+
+    def __call__(self, run: Run, sandbox: Sandbox, *, most_bytes: int | None = None) -> None: ...
 
 
-def collect(run: Run, sandbox: Sandbox, folder: Path, caps: Caps) -> None:
-    """Copy the files that the job made into `folder` and add them to its history."""
-    files = list(made_files(run.history).values())
-    if len(files) > caps.files:
-        run.remark(f"{len(files) - caps.files} files more than {caps.files} were left behind")
-    left, kept = caps.total_bytes, []
-    for file, name in zip(files[: caps.files], safe_names(files), strict=False):
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where the artefacts of one job are put, under their names.
+
+    With `blobs` their content is kept there, and the file is a second name of it.
+    """
+
+    folder: Path
+    blobs: Blobs | None = None
+
+    def put(self, name: str, file: FileInfo, fill: Callable[[BinaryIO], int]) -> Artifact:
+        """Make the file of this name, or put it in the place of an older one.
+
+        `fill` writes its content. Raises `OSError` or `StoreUnavailable` when it cannot be kept.
+        """
+        target = self.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{secrets.token_hex(4)}.partial")
         try:
-            artifact = _take(sandbox, file, folder, name, left)
-        except SandboxUnavailable as error:
-            run.remark(f"the other files were lost with the sandbox: {error}")
-            break
-        except (SandboxError, OSError) as error:
-            run.remark(f"{file.name} was left behind: {error}")
-            continue
-        left -= artifact.size
-        kept.append(artifact)
-    if kept:
-        run.append(ArtifactsAdded(artifacts=tuple(kept)))
+            size, sha256 = self._fill(partial, fill)
+            partial.replace(target)
+        finally:
+            # Also after `replace`, which leaves both where they are two names of one file.
+            partial.unlink(missing_ok=True)
+        return Artifact(
+            name=name,
+            size=size,
+            mime=file.mime,
+            path=str(target.resolve()),
+            source=file.name,
+            sha256=sha256,
+        )
+
+    def _fill(self, partial: Path, fill: Callable[[BinaryIO], int]) -> tuple[int, str]:
+        if self.blobs is None:
+            with partial.open("wb") as sink:
+                return fill(sink), ""
+        with self.blobs.writer() as sink:
+            fill(sink)
+        _link(self.blobs.path(sink.blob.sha256), partial)
+        return sink.blob.size, sink.blob.sha256
 
 
-def _take(sandbox: Sandbox, file: FileInfo, folder: Path, name: str, most_bytes: int) -> Artifact:
-    target = folder / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    most_bytes = min(most_bytes, sandbox.spec.limits.read_bytes)
+def _link(blob: Path, target: Path) -> None:
     try:
-        with partial.open("wb") as sink:
-            size = sandbox.read_file(file.name, sink, max_bytes=most_bytes)
-        partial.replace(target)
+        os.link(blob, target)
+    except OSError:  # another file system, one without links, or more links than it can count
+        shutil.copyfile(blob, target)
+
+
+def collect(
+    run: Run, sandbox: Sandbox, shelf: Shelf, caps: Caps, *, most_bytes: int | None = None
+) -> None:
+    """Take the files that calls have reported since the last time, and add them to the history.
+
+    With `most_bytes` this is a checkpoint of a job that goes on: larger files, and those that
+    cannot be had, are left for later without a word; one that is cancelled is not kept waiting;
+    and all versions of files that are ever taken so are no more than the caps allow.
+
+    Raises `SandboxUnavailable`; what was taken until then is kept.
+    """
+    is_checkpoint = most_bytes is not None
+    tell = _log.info if is_checkpoint else run.remark
+    files = _offered(run.history, most_bytes)
+    files, over = _within(files, run.job.artifacts, caps.files)
+    if over:
+        tell(f"{over} files more than {caps.files} were left behind")
+    kept: list[Artifact] = []
+    try:
+        for file, name in zip(files, safe_names(files, run.job.artifacts), strict=True):
+            if is_checkpoint and run.is_cancelled():
+                return
+            left = _bytes_left(run.history, kept, file, caps, is_checkpoint=is_checkpoint)
+            try:
+                kept.append(_take(sandbox, shelf, file, name, left))
+            except SandboxUnavailable:
+                raise
+            except (SandboxError, StoreUnavailable, OSError) as error:
+                tell(f"{file.name} was left behind: {error}")
     finally:
-        partial.unlink(missing_ok=True)
-    return Artifact(name=name, size=size, mime=file.mime, path=str(target.resolve()))
+        if kept:
+            run.append(ArtifactsAdded(artifacts=tuple(kept)))
 
 
-def safe_names(files: list[FileInfo]) -> Iterator[str]:
-    """Relative paths for the files: none leaves the folder, none is there twice or hidden."""
-    taken: set[str] = set()
+def _offered(history: History, most_bytes: int | None) -> list[FileInfo]:
+    files = history.uncollected.values()
+    return [file for file in files if most_bytes is None or file.size <= most_bytes]
+
+
+def _within(
+    files: Sequence[FileInfo], artifacts: Sequence[Artifact], most: int
+) -> tuple[list[FileInfo], int]:
+    """As many files as there may be, and how many are over; a new version is no other file."""
+    had = {artifact.source for artifact in artifacts}
+    new = [file.name for file in files if file.name not in had]
+    over = set(new[max(0, most - len(artifacts)) :])
+    return [file for file in files if file.name not in over], len(over)
+
+
+def _bytes_left(
+    history: History, kept: Sequence[Artifact], file: FileInfo, caps: Caps, *, is_checkpoint: bool
+) -> int:
+    sizes = {a.source: a.size for a in (*history.job.artifacts, *kept) if a.source != file.name}
+    left = caps.total_bytes - sum(sizes.values())
+    if is_checkpoint:
+        taken = history.collected_bytes + sum(artifact.size for artifact in kept)
+        left = min(left, caps.total_bytes - taken)
+    return max(0, left)
+
+
+def _take(sandbox: Sandbox, shelf: Shelf, file: FileInfo, name: str, most_bytes: int) -> Artifact:
+    most_bytes = min(most_bytes, sandbox.spec.limits.read_bytes)
+    return shelf.put(
+        name, file, lambda sink: sandbox.read_file(file.name, sink, max_bytes=most_bytes)
+    )
+
+
+def safe_names(files: Sequence[FileInfo], artifacts: Sequence[Artifact] = ()) -> Iterator[str]:
+    """Relative paths for the files: none leaves the folder, none is there twice or hidden.
+
+    A file that is one of the artefacts already, in an older version, keeps its name.
+    """
+    known = {artifact.source: artifact.name for artifact in artifacts}
+    taken = _Names()
+    for artifact in artifacts:
+        taken.add(artifact.name)
     for file in files:
         parts = [_safe(part) for part in file.name.split("/") if part not in {"", ".", ".."}]
-        name = "/".join(parts[-8:]) or "file"
-        stem, dot, suffix = name.rpartition(".")
-        number = 1
-        while name.lower() in taken:
-            number += 1
-            name = f"{stem}-{number}{dot}{suffix}" if dot else f"{suffix}-{number}"
-        taken.add(name.lower())
-        yield name
+        yield known.get(file.name) or taken.add("/".join(parts[-8:]) or "file")
+
+
+class _Names:
+    """Paths of files in one folder, told apart as the least particular file system does."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def add(self, name: str) -> str:
+        """Add this name, or one like it that can be beside those there are; returns it."""
+        path = ""
+        *folders, last = name.split("/")
+        for folder in folders:
+            path = _numbered(path + folder, self._files) + "/"
+            self._folders.add(path[:-1].lower())
+        path = _numbered(path + last, self._files | self._folders)
+        self._files.add(path.lower())
+        return path
+
+
+def _numbered(path: str, taken: set[str]) -> str:
+    folder, slash, last = path.rpartition("/")
+    stem, dot, suffix = last.rpartition(".")
+    number, name = 1, path
+    while name.lower() in taken:
+        number += 1
+        last = f"{stem}-{number}{dot}{suffix}" if dot else f"{suffix}-{number}"
+        name = folder + slash + last
+    return name
 
 
 def _safe(part: str) -> str:

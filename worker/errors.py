@@ -17,6 +17,7 @@ CaissonError
 │   │   └── ContextTooLong     … because the request is larger than the model's window
 │   ├── RequestInvalid     we built a request that no endpoint would accept: a fault of ours
 │   ├── StoreUnavailable   the database cannot be reached, is full, or failed
+│   ├── BlobMissing        a stored file is not on this host
 │   ├── BrokerUnavailable  the message broker cannot be reached
 │   ├── JobUnknown         the store has no such job
 │   ├── JobExists          the store has a job of that id already
@@ -103,6 +104,10 @@ class RequestInvalid(Infrastructure):
 
 class StoreUnavailable(Infrastructure):
     """The database cannot be reached, is full, or failed. Nothing was half written."""
+
+
+class BlobMissing(Infrastructure):
+    """A stored file is not on this host: another's data folder, or removed by hand."""
 
 
 class BrokerUnavailable(Infrastructure):

@@ -59,7 +59,7 @@ class History:
     """The job and its events. Only `add` changes it, and only by one more event.
 
     `place` names the sandbox it is in, `uncollected` the files that calls have reported as new or
-    changed since they were last taken out.
+    changed since they were last taken out. `collected_bytes` counts each version that was.
     """
 
     def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
@@ -69,6 +69,7 @@ class History:
         self.losses_in_a_row = 0
         self.place = ""
         self.uncollected: dict[str, FileInfo] = {}
+        self.collected_bytes = 0
         self.started_at: float | None = None
         self.waited_s = 0.0
         self._spilled: set[str] = set()
@@ -95,8 +96,7 @@ class History:
             case SandboxReplaced():
                 self.losses_in_a_row += 1
             case ArtifactsAdded():
-                for artifact in event.artifacts:
-                    self.uncollected.pop(artifact.source, None)
+                self._add_artifacts(event.artifacts)
         self.job = fold(self.job, event)
 
     def _add_reply(self, reply: Reply) -> None:
@@ -113,8 +113,11 @@ class History:
         self.uncollected.update(made)
         if result.status in {ResultStatus.OK, ResultStatus.ERROR} and result.execution:
             self.losses_in_a_row = 0
-        self.place = ""
-        self.uncollected: dict[str, FileInfo] = {}
+
+    def _add_artifacts(self, artifacts: Iterable[Artifact]) -> None:
+        for artifact in artifacts:
+            self.uncollected.pop(artifact.source, None)
+            self.collected_bytes += artifact.size
 
     @property
     def steps(self) -> list[Turn]:

@@ -1,0 +1,137 @@
+"""Contents of files, each kept once under the SHA-256 of what it is.
+
+A blob appears under its name whole or not at all: it is written beside it, brought to the disk,
+and renamed. Several processes may keep the same content at once.
+
+Not covered: nothing is ever forgotten here but what was left half written. Blobs are not writable,
+but artefacts are links to them, so root who edits an artefact in place changes the blob as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from worker.errors import BlobMissing, StoreUnavailable
+from worker.messages import Record
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_PARTIAL = ".partial-"
+_CHUNK = 1024 * 1024
+_DAY_S = 86_400.0
+
+
+class Blob(Record):
+    """What a content is called, and its size in bytes."""
+
+    sha256: str
+    size: int
+
+
+class Sink(io.BufferedWriter):
+    """Takes the content of a blob. Raises `StoreUnavailable` when it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "xb"), _CHUNK)
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self._digest.update(data)
+        with _kept():
+            written = super().write(data)
+        self._size += written
+        return written
+
+    @property
+    def blob(self) -> Blob:
+        """What was written so far."""
+        return Blob(sha256=self._digest.hexdigest(), size=self._size)
+
+
+class Blobs:
+    """The contents in one folder, which is made when the first is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, source: BinaryIO) -> Blob:
+        """Keep what `source` gives until its end. Raises `StoreUnavailable`."""
+        with self.writer() as sink:
+            shutil.copyfileobj(source, sink, _CHUNK)
+        return sink.blob
+
+    def path(self, sha256: str) -> Path:
+        """Where a content lies. Raises `BlobMissing`."""
+        path = self._place(sha256)
+        if not path.is_file():
+            raise BlobMissing(f"the content {sha256[:12]} is not in {self._folder}")
+        return path
+
+    @contextmanager
+    def writer(self) -> Iterator[Sink]:
+        """Give a file to write to; when the block ends well, what was written is a blob.
+
+        Which one tells `Sink.blob`. Raises `StoreUnavailable`.
+        """
+        with _kept():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = self._folder / f"{_PARTIAL}{secrets.token_hex(8)}"
+            sink = Sink(partial)
+        try:
+            try:
+                yield sink
+                with _kept():
+                    sink.flush()
+                    os.fsync(sink.fileno())
+            finally:
+                with _kept():
+                    sink.close()
+            self._name(partial, sink.blob)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def tidy(self, older_than_s: float = _DAY_S) -> int:
+        """Remove what processes that were killed have left half written; returns how many."""
+        before, count = time.time() - older_than_s, 0
+        for left in self._folder.glob(f"{_PARTIAL}*"):
+            if left.stat().st_mtime < before:
+                left.unlink(missing_ok=True)
+                count += 1
+        return count
+
+    def _name(self, partial: Path, blob: Blob) -> None:
+        """Let a whole content be found; one that is there already stays as it is."""
+        target = self._place(blob.sha256)
+        with _kept():
+            target.parent.mkdir(exist_ok=True)
+            if not target.exists():
+                partial.chmod(0o444)
+                partial.replace(target)
+
+    def _place(self, sha256: str) -> Path:
+        if not _NAME.fullmatch(sha256):  # it comes from a database, and becomes a path
+            raise BlobMissing(f"{sha256[:80]!r} is no SHA-256")
+        return self._folder / sha256[:2] / sha256
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Within, a failure to write is a failure of the store."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StoreUnavailable(f"a file cannot be kept: {why}") from error
