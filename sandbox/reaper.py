@@ -20,22 +20,13 @@ from typing import Any
 from sandbox.engine import Engine
 from sandbox.errors import SandboxUnavailable
 from sandbox.owner import is_owner_alive
+from sandbox.types import Standing
 
 UNDER_WAY_S = 60.0  # a sandbox is started before its job's record says so
 FORGOTTEN_S = 600.0  # a stranger's leftovers
 ORPHANED_S = 10.0
 OVERDUE_S = 300.0
 LIVE = ("running", "paused", "restarting")
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a store says of one job: `place` and `engine` are where it was last, empty: nowhere."""
-
-    is_over: bool
-    is_held: bool
-    place: str = ""
-    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
