@@ -11,9 +11,18 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from sandbox.errors import Detached, FileRefused, SandboxLost
+from sandbox.errors import (
+    Detached,
+    FileRefused,
+    LinkLost,
+    SandboxLost,
+    SandboxUnavailable,
+    StaleGeneration,
+)
 from sandbox.types import Execution, FileInfo, Interpreter, Outcome, SandboxSpec
 from worker.errors import Cancelled, Stop
 from worker.messages import Message, Reply, Wire
@@ -36,20 +45,111 @@ def echo(sandbox: FakeSandbox, kind: str, text: str) -> Execution:
     return ok(text, exit_code=0 if kind == "shell" else None)
 
 
-class FakeSandbox:
-    """See `sandbox.base.Sandbox`."""
+class _Call:
+    """A call in flight, in a thread of its own: it goes on when its host has let go."""
 
-    def __init__(self, respond: Respond = echo, spec: SandboxSpec | None = None) -> None:
+    def __init__(self, execution_id: str, run: Callable[[], Execution]) -> None:
+        self.id = execution_id
+        self._run = run
+        self._done = threading.Event()
+        self._execution: Execution | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._work, daemon=True, name=f"fake-{execution_id}").start()
+
+    def _work(self) -> None:
+        try:
+            self._execution = self._run()
+        except BaseException as error:  # noqa: BLE001 - raised again, in the caller's thread
+            self._error = error
+        self._done.set()
+
+    def is_done(self, timeout_s: float) -> bool:
+        return self._done.wait(timeout_s)
+
+    def result(self) -> Execution:
+        if self._error is not None:
+            raise self._error
+        if self._execution is None:
+            raise AssertionError("it is not done")
+        return self._execution
+
+
+@dataclass
+class _Inside:
+    """What of a fake sandbox is inside, and so outlives its host."""
+
+    generation: int
+    place: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    contents: dict[str, bytes] = field(default_factory=dict)
+    ran: list[str] = field(default_factory=list)
+    results: dict[str, Execution] = field(default_factory=dict)
+    acknowledged: set[str] = field(default_factory=set)
+    running: _Call | None = None
+    is_lost: bool = False
+    is_closed: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class FakeSandbox:
+    """See `sandbox.base.Sandbox`. `adopted` gives the same one to another host.
+
+    `is_lost` loses what is inside; `is_cut` breaks this host's link to it and no more.
+    """
+
+    def __init__(
+        self,
+        respond: Respond = echo,
+        spec: SandboxSpec | None = None,
+        inside: _Inside | None = None,
+    ) -> None:
         self.respond = respond
-        self.contents: dict[str, bytes] = {}
-        self.ran: list[str] = []  # the text of every call that really ran
-        self.is_lost = False
-        self.is_closed = False
-        self.is_detached = False
-        self.place = uuid.uuid4().hex[:12]
-        self.cancelled = threading.Event()
         self.spec = spec or SandboxSpec()
-        self._results: dict[str, Execution] = {}
+        self.is_cut = False
+        self.is_detached = False
+        self._inside = inside or _Inside(self.spec.generation)
+        self._to_acknowledge: list[str] = []
+
+    def adopted(self, spec: SandboxSpec | None = None) -> FakeSandbox:
+        """Take it over, by default with the next generation."""
+        higher = self.spec.model_copy(update={"generation": self._inside.generation + 1})
+        host = FakeSandbox(self.respond, spec or higher, self._inside)
+        host._check()
+        self._inside.generation = host.spec.generation
+        return host
+
+    @property
+    def place(self) -> str:
+        return self._inside.place
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        return self._inside.contents
+
+    @property
+    def ran(self) -> list[str]:
+        """The text of every call that really ran."""
+        return self._inside.ran
+
+    @property
+    def cancelled(self) -> threading.Event:
+        return self._inside.cancelled
+
+    @property
+    def is_closed(self) -> bool:
+        return self._inside.is_closed
+
+    @property
+    def is_lost(self) -> bool:
+        return self._inside.is_lost
+
+    @is_lost.setter
+    def is_lost(self, value: bool) -> None:
+        self._inside.is_lost = value
+
+    @property
+    def _results(self) -> dict[str, Execution]:
+        return self._inside.results
 
     def python(
         self, code: str, *, timeout_s: float | None = None, execution_id: str | None = None
@@ -63,16 +163,18 @@ class FakeSandbox:
 
     def recall(self, execution_id: str) -> Execution | None:
         self._check()
-        return self._results.get(execution_id)
+        with self._inside.lock:
+            known = self._known(execution_id)
+        return self._settle(execution_id, known) if known else None
 
     def cancel(self) -> None:
         self.cancelled.set()
-        if self.is_lost:
+        if not self.is_closed:
             self._check()
 
     def write_file(self, name: str, source: BinaryIO) -> int:
         self._check()
-        if name.startswith("/") or ".." in name.split("/"):
+        if not _is_in_workspace(name):
             raise FileRefused(f"{name} is outside the workspace")
         self.contents[name] = source.read()
         return len(self.contents[name])
@@ -84,7 +186,7 @@ class FakeSandbox:
         data = self.contents[name]
         limit = self.spec.limits.read_bytes if max_bytes is None else max_bytes
         if len(data) > limit:
-            raise FileRefused(f"{name} has {len(data)} bytes, more than {limit}")
+            raise FileRefused(f"{name}: {len(data)} bytes, the limit is {limit}")
         return target.write(data)
 
     def files(self) -> tuple[FileInfo, ...]:
@@ -95,30 +197,88 @@ class FakeSandbox:
         self.is_detached = self.is_detached or not self.is_closed
 
     def close(self) -> None:
-        self.is_closed = self.is_closed or not self.is_detached
+        if not self.is_detached and self.spec.generation >= self._inside.generation:
+            self._inside.is_closed = True
 
     def info(self, name: str, mime: str = "text/plain") -> FileInfo:
         return FileInfo(name=name, size=len(self.contents[name]), mime=mime)
 
     def _check(self) -> None:
+        self._check_host()
+        if self.is_closed:
+            raise SandboxLost("the sandbox is closed")
+        if self.is_lost:
+            raise SandboxLost("the container was removed from outside")
+        if self.is_cut:
+            raise LinkLost("the link to the sandbox broke; the sandbox runs on")
+
+    def _check_host(self) -> None:
         if self.is_detached:
             raise Detached("this host has let go of the sandbox")
-        if self.is_lost or self.is_closed:
-            raise SandboxLost("the container was removed from outside")
+        if self.spec.generation < self._inside.generation:
+            raise StaleGeneration(f"generation {self._inside.generation} owns this sandbox")
 
     def _execute(
         self, kind: str, text: str, timeout_s: float | None, execution_id: str | None
     ) -> Execution:
         del timeout_s
         self._check()
-        if execution_id in self._results:
-            return self._results[execution_id]
-        self.ran.append(text)
-        execution = self.respond(self, kind, text)
-        self._check()
-        if execution_id is not None:
-            self._results[execution_id] = execution
+        execution_id = execution_id or uuid.uuid4().hex
+        inside = self._inside
+        with inside.lock:
+            self._acknowledge_all_but(execution_id)
+            known = self._known(execution_id)
+            if known is None:
+                if inside.running is not None:
+                    raise _conflict(f"busy: {inside.running.id} is running")
+                inside.ran.append(text)
+                known = inside.running = _Call(
+                    execution_id, lambda: self._run(execution_id, kind, text)
+                )
+        return self._settle(execution_id, known)
+
+    def _run(self, execution_id: str, kind: str, text: str) -> Execution:
+        inside = self._inside
+        try:
+            execution = self.respond(self, kind, text)
+            inside.results[execution_id] = execution
+        finally:
+            with inside.lock:
+                inside.running = None
         return execution
+
+    def _known(self, execution_id: str) -> _Call | Execution | None:
+        inside = self._inside
+        if inside.running is not None and inside.running.id == execution_id:
+            return inside.running
+        if execution_id in inside.acknowledged:
+            raise _conflict(f"already acknowledged: {execution_id}")
+        return inside.results.get(execution_id)
+
+    def _settle(self, execution_id: str, known: _Call | Execution) -> Execution:
+        if isinstance(known, _Call):
+            while not known.is_done(0.01):
+                self._check_host()
+            self._check()
+            known = known.result()
+        self._to_acknowledge.append(execution_id)
+        return known
+
+    def _acknowledge_all_but(self, execution_id: str) -> None:
+        for known in set(self._to_acknowledge) - {execution_id}:
+            self._inside.acknowledged.add(known)
+            self._inside.results.pop(known, None)
+        self._to_acknowledge = []
+
+
+def _is_in_workspace(name: str) -> bool:
+    path = PurePosixPath(name)
+    is_plain = not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    return bool(path.parts) and is_plain and all(len(p.encode()) < 256 for p in path.parts)  # noqa: PLR2004
+
+
+def _conflict(why: str) -> SandboxUnavailable:
+    return SandboxUnavailable(f"the sandbox is at something else: {why}")
 
 
 def say(text: str | None = None, *calls: tuple[str, Wire | str], **fields: object) -> Wire:

@@ -167,7 +167,7 @@ def test_no_more_of_an_output_is_read_than_may_be_read_from_the_sandbox(bench):
     b = bench(say(None, *calls), say("done"), respond=respond)
     b.sandbox.spec = SandboxSpec(limits=Limits(read_bytes=9))
     b.drive()
-    assert "has 50 bytes, more than 9" in b.results[1].text
+    assert "50 bytes, the limit is 9" in b.results[1].text
 
 
 def test_infrastructure_failure_passes():
