@@ -1,0 +1,231 @@
+"""One worker's way of doing queued jobs, with real containers and a store that workers share."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import threading
+import time
+import warnings
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sandbox.engine import Engine
+from worker.errors import StoreUnavailable
+from worker.messages import FinishReason, Order, Status
+from worker.runner import new_job
+from worker.settings import Settings
+from worker.station import Station
+from worker.store.blobs import Blobs
+from worker.store.memory import MemoryStore
+from worker.testing import say
+
+LEASE_S = 1.5
+
+
+def python(code):
+    return say(None, ("python_interpreter", {"code": code}))
+
+
+# Each cell leaves a letter behind; the last says whether the variables of the first are there.
+STEPS = (
+    python("x = 1\nopen('log', 'a').write('a')"),
+    python("import time; time.sleep(2)\nx += 1\nopen('log', 'a').write('b')"),
+    python("open('log', 'a').write(f\"c{globals().get('x', '?')}\")"),
+    say("the end"),
+)
+
+
+class Yard:
+    """A store with jobs, and workers that take them."""
+
+    def __init__(self, home, store, job):
+        self.home, self.store, self.job = home, store, job
+        self.settings = Settings(data_dir=home, lease_s=LEASE_S, linger_s=20)
+
+    def submit(self, *turns, number=1, **order):
+        recording = "\n".join(map(json.dumps, turns)).encode()
+        blob = Blobs(self.home / "blobs").add(io.BytesIO(recording))
+        job_id = f"{self.job}-{number}"
+        job = new_job("Do it.", self.settings, replay=Path("recording"), job_id=job_id)
+        return self.store.create(job, Order(replay=blob.sha256, **order))
+
+    def station(self, name, **options):
+        return Station(options.pop("settings", self.settings), self.store, name, **options)
+
+    def until_called(self, job_id, number):
+        deadline = time.monotonic() + 20
+        while sum(event.kind == "call" for event in self.store.events(job_id)) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def kinds(self, job_id):
+        return [event.kind for event in self.store.events(job_id)]
+
+    def log(self, job_id):
+        (artifact,) = self.store.get(job_id).job.artifacts
+        return Path(artifact.path).read_text()
+
+
+@pytest.fixture
+def yard(tmp_path, job):
+    return Yard(tmp_path, MemoryStore(), job)
+
+
+@pytest.fixture
+def containers(job):
+    """Find the containers of a job by its id; all of this test's are removed at its end."""
+    with closing(Engine()) as engine:
+        seen = set()
+
+        def find(job_id):
+            seen.add(job_id)
+            return [found["Id"] for found in engine.labelled(f"caisson.job={job_id}")]
+
+        yield find
+        for job_id in seen:
+            for container in find(job_id):
+                engine.remove(container)
+
+
+@pytest.mark.engine
+def test_a_job_that_is_handed_over_keeps_its_cell_and_its_variables(yard, containers):
+    job_id = yard.submit(*STEPS)
+    draining = threading.Event()
+    first = yard.station("one", is_draining=draining.is_set)
+    working = threading.Thread(target=first.work_next)
+    working.start()
+    yard.until_called(job_id, 2)
+    draining.set()
+    working.join(2)
+    assert not working.is_alive()
+    assert yard.store.get(job_id).job.status is Status.QUEUED
+    (kept,) = containers(job_id)
+    assert yard.station("two").work_next() is Status.SUCCEEDED
+    assert yard.store.get(job_id).place == kept[:12]
+    assert yard.log(job_id) == "abc2"
+    assert [a.ending for a in yard.store.attempts(job_id)] == ["released", "finished"]
+    assert not containers(job_id)
+
+
+class Forgetful(MemoryStore):
+    """A store that cannot be reached by whoever it is told to."""
+
+    is_away = False
+
+    def renew(self, *arguments, **named):
+        if self.is_away:
+            raise StoreUnavailable("it is away")
+        super().renew(*arguments, **named)
+
+
+@pytest.mark.engine
+def test_a_worker_that_cannot_renew_its_lease_stops_and_writes_nothing(yard, containers):
+    yard.store = store = Forgetful()
+    job_id = yard.submit(*STEPS[:1], python("import time; time.sleep(4); done = 1"), *STEPS[2:])
+    first = yard.station("one")
+    statuses = []
+    working = threading.Thread(target=lambda: statuses.append(first.work_next()))
+    working.start()
+    yard.until_called(job_id, 2)
+    written = yard.kinds(job_id)
+    store.is_away = True
+    working.join(LEASE_S + 1.5)
+    assert statuses == [Status.RUNNING]
+    assert yard.kinds(job_id) == written
+    assert len(containers(job_id)) == 1
+    store.is_away = False
+    time.sleep(LEASE_S)
+    assert yard.station("two").work_next() is Status.SUCCEEDED
+    assert yard.log(job_id) == "ac1"
+    assert [a.ending for a in store.attempts(job_id)] == ["lost", "finished"]
+
+
+@pytest.mark.engine
+def test_a_container_that_is_gone_is_replaced_with_the_files_the_job_had_made(yard, containers):
+    job_id = yard.submit(*STEPS)
+    draining = threading.Event()
+    first = yard.station("one", is_draining=draining.is_set)
+    working = threading.Thread(target=first.work_next)
+    working.start()
+    yard.until_called(job_id, 2)
+    draining.set()
+    working.join(2)
+    (gone,) = containers(job_id)
+    with closing(Engine()) as engine:
+        engine.remove(gone)
+    assert yard.station("two").work_next() is Status.SUCCEEDED
+    told = [e for e in yard.store.events(job_id) if e.kind == "notice"]
+    assert "except the input files, log, which were restored" in told[0].text
+    assert yard.log(job_id) == "ac?"  # nobody knows of the second; it is not run again
+
+
+def test_a_job_whose_workers_are_lost_again_and_again_is_buried_with_its_last_words(yard):
+    job_id = yard.submit(*STEPS)
+    for number in range(3):
+        yard.store.claim(job_id, f"victim-{number}", lease_s=0)
+    settings = yard.settings.model_copy(update={"max_losses": 3, "driver": "process"})
+    assert yard.station("undertaker", settings=settings).work_next() is Status.DEAD
+    error = yard.store.get(job_id).job.error
+    assert error.type == "WorkersLost"
+    assert "3 workers in a row were lost" in error.message
+    assert all(f"victim-{number}" in error.message for number in range(3))
+    assert yard.station("two", settings=settings).work_next() is None
+
+
+@pytest.mark.parametrize(
+    ("order", "kind", "named"),
+    [
+        ({"options": {"memory": "3"}}, "SettingsInvalid", "memory = '3' (the job)"),
+        ({"options": {"api_key": "x"}}, "SettingsInvalid", "api_key is no setting that a job"),
+        ({"mounts": ["/etc/none"]}, "SpecInvalid", "/etc/none"),
+    ],
+)
+def test_what_no_worker_can_do_fails_with_its_reason(yard, order, kind, named):
+    job_id = yard.submit(*STEPS, **order)
+    settings = yard.settings.model_copy(update={"driver": "process"})
+    assert yard.station("one", settings=settings).work_next() is Status.FAILED
+    job = yard.store.get(job_id).job
+    assert (job.finish_reason, job.error.type) == (FinishReason.FAILED, kind)
+    assert named in job.error.message
+
+
+def test_an_input_that_is_not_here_is_named(yard):
+    job_id = yard.submit(*STEPS)
+    for blob in (yard.home / "blobs").glob("*/*"):
+        blob.unlink()
+    settings = yard.settings.model_copy(update={"driver": "process"})
+    assert yard.station("one", settings=settings).work_next() is Status.DEAD
+    assert yard.store.get(job_id).job.error.type == "BlobMissing"
+
+
+@pytest.mark.engine
+def test_a_job_is_cancelled_in_the_middle_of_a_cell_within_a_second_or_two(yard, containers):
+    job_id = yard.submit(python("import time; time.sleep(60)"), STEPS[-1])
+    working = threading.Thread(target=yard.station("one").work_next)
+    working.start()
+    yard.until_called(job_id, 1)
+    started = time.monotonic()
+    yard.store.request_cancel(job_id)
+    working.join(10)
+    assert time.monotonic() - started < 4
+    assert yard.store.get(job_id).job.status is Status.CANCELLED
+    assert not containers(job_id)
+
+
+def test_an_engine_that_stays_away_is_named_in_the_end(yard, monkeypatch):
+    job_id = yard.submit(*STEPS)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    settings = yard.settings.model_copy(update={"engine_wait_s": 0.1})
+    station = yard.station("one", settings=settings)
+    station.engine_id = "known before it went"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        assert station.work_next() is Status.DEAD
+        gc.collect()  # docker-py leaves the socket of a failed connection to the collector
+    job = yard.store.get(job_id).job
+    assert job.error.type == "EngineUnavailable"
+    assert "/nowhere/docker.sock" in job.error.message
