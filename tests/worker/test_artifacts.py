@@ -198,7 +198,7 @@ def test_the_bytes_count_over_all_collections_but_not_twice_for_a_file(desk):
     desk.made(a=b"1234567890", b=b"1")
     desk.collect()
     assert desk.contents() == {"a": b"1234567890"}
-    assert desk.remarks == ["b was left behind: b has 1 bytes, more than 0"]
+    assert desk.remarks == ["b was left behind: b: 1 bytes, the limit is 0"]
 
 
 def test_a_disk_that_is_full_leaves_files_behind_and_says_so(keeping):
