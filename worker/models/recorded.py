@@ -36,7 +36,7 @@ class RecordedModel:
     def __init__(self, path: Path, is_cancelled: Callable[[], bool] = never) -> None:
         self.name = f"recording {path.name}"
         self._path = path
-        self._replies = _read(path, is_cancelled)
+        self._replies = replies_in(read_recording(path, is_cancelled), path)
 
     def reply(
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
@@ -53,13 +53,20 @@ class RecordedModel:
         """Nothing is held open."""
 
 
-def _read(path: Path, is_cancelled: Callable[[], bool]) -> list[Reply]:
+def read_recording(path: Path, is_cancelled: Callable[[], bool] = never) -> bytes:
+    """Return what is in a file or comes through a pipe. Raises `InputInvalid`, `Cancelled`."""
     try:
-        text = b"".join(_chunks(path, is_cancelled)).decode()
-    except UnicodeDecodeError as error:
-        raise RecordingInvalid(f"{path} is not UTF-8 text") from error
+        return b"".join(_chunks(path, is_cancelled))
     except OSError as error:
         raise InputInvalid(f"cannot read the recording {path}: {error.strerror}") from error
+
+
+def replies_in(data: bytes, path: Path) -> list[Reply]:
+    """The replies of a recording that was read from `path`. Raises `RecordingInvalid`."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise RecordingInvalid(f"{path} is not UTF-8 text") from error
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise RecordingInvalid(f"{path} has no replies")
