@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import time
 
 import pytest
 
 from sandbox.base import Sandbox
-from sandbox.errors import FileRefused, SandboxLost, SandboxUnavailable
+from sandbox.errors import Detached, FileRefused, SandboxLost, SandboxUnavailable
 from sandbox.types import Interpreter, Outcome
+from tests.sandbox.conftest import DOCKER
 
 
 def put(sandbox, name, data):
@@ -24,10 +26,10 @@ def get(sandbox, name, **limits):
 
 
 class TestPython:
-    def test_variables_are_kept_from_call_to_call(self, sandbox):
-        assert isinstance(sandbox, Sandbox)
-        sandbox.python("x = 41")
-        done = sandbox.python("x + 1")
+    def test_variables_are_kept_from_call_to_call(self, any_sandbox):
+        assert isinstance(any_sandbox, Sandbox)
+        any_sandbox.python("x = 41")
+        done = any_sandbox.python("x + 1")
         assert (done.outcome, done.value, done.interpreter) == (Outcome.OK, "42", Interpreter.KEPT)
 
     def test_functions_and_comprehensions_see_the_names_of_the_call(self, sandbox):
@@ -356,15 +358,15 @@ class TestOutput:
 
 
 class TestFiles:
-    def test_files_go_in_and_come_out_unchanged(self, sandbox):
+    def test_files_go_in_and_come_out_unchanged(self, any_sandbox):
         data = bytes(range(256)) * 20_000
-        assert put(sandbox, "in/a.bin", data) == len(data)
-        assert get(sandbox, "in/a.bin") == data
-        assert [(f.name, f.size) for f in sandbox.files()] == [("in/a.bin", len(data))]
+        assert put(any_sandbox, "in/a.bin", data) == len(data)
+        assert get(any_sandbox, "in/a.bin") == data
+        assert [(f.name, f.size) for f in any_sandbox.files()] == [("in/a.bin", len(data))]
 
-    def test_an_empty_file_is_a_file(self, sandbox):
-        assert put(sandbox, "empty", b"") == 0
-        assert get(sandbox, "empty") == b""
+    def test_an_empty_file_is_a_file(self, any_sandbox):
+        assert put(any_sandbox, "empty", b"") == 0
+        assert get(any_sandbox, "empty") == b""
 
     def test_new_and_changed_files_are_reported_and_the_hosts_own_are_not(self, sandbox):
         put(sandbox, "input.csv", b"a\n1\n")
@@ -377,12 +379,12 @@ class TestFiles:
     @pytest.mark.parametrize(
         "name", ["../x", "/etc/passwd", "a/../../x", "", ".", "a/..", "x\0y", "a" * 300]
     )
-    def test_names_that_leave_the_workspace_are_refused(self, sandbox, name):
+    def test_names_that_leave_the_workspace_are_refused(self, any_sandbox, name):
         with pytest.raises(FileRefused):
-            put(sandbox, name, b"x")
+            put(any_sandbox, name, b"x")
         with pytest.raises(FileRefused):
-            get(sandbox, name)
-        assert sandbox.python("1").value == "1"
+            get(any_sandbox, name)
+        assert any_sandbox.python("1").value == "1"
 
     def test_links_and_other_things_are_not_followed(self, sandbox):
         sandbox.shell("ln -s /etc/passwd report.txt; ln -s / root; mkfifo pipe; mkdir folder")
@@ -400,9 +402,9 @@ class TestFiles:
             sandbox.read_file("big", target, max_bytes=1_000_000)
         assert target.getvalue() == b""
 
-    def test_a_missing_file_is_refused_by_name(self, sandbox):
+    def test_a_missing_file_is_refused_by_name(self, any_sandbox):
         with pytest.raises(FileRefused, match=r"nothing\.txt"):
-            get(sandbox, "nothing.txt")
+            get(any_sandbox, "nothing.txt")
 
     def test_names_that_nobody_can_read_are_not_listed(self, sandbox):
         sandbox.python("import os\nos.close(os.open(b'bad\\xff\\nname', os.O_CREAT))")
@@ -410,29 +412,101 @@ class TestFiles:
 
 
 class TestExecutionIds:
-    def test_the_same_id_never_runs_twice(self, sandbox):
-        first = sandbox.python("print('once')\nn = globals().get('n', 0) + 1", execution_id="a")
-        again = sandbox.python("n = 100", execution_id="a")
+    def test_the_same_id_never_runs_twice(self, any_sandbox):
+        first = any_sandbox.python("print('once')\nn = globals().get('n', 0) + 1", execution_id="a")
+        again = any_sandbox.python("n = 100", execution_id="a")
         assert again == first
-        assert sandbox.python("n").value == "1"
+        assert any_sandbox.python("n").value == "1"
 
-    def test_an_unknown_execution_is_not_recalled(self, sandbox):
-        assert sandbox.recall("never") is None
+    def test_an_unknown_execution_is_not_recalled(self, any_sandbox):
+        assert any_sandbox.recall("never") is None
 
-    def test_a_finished_execution_is_recalled(self, sandbox):
-        done = sandbox.python("print('x')", execution_id="a")
-        assert sandbox.recall("a") == done
+    def test_a_finished_execution_is_recalled(self, any_sandbox):
+        done = any_sandbox.python("print('x')", execution_id="a")
+        assert any_sandbox.recall("a") == done
 
-    def test_an_acknowledged_result_is_gone_and_its_id_still_refused(self, sandbox):
-        sandbox.python("1", execution_id="a")
-        sandbox.python("2", execution_id="b")
+    def test_an_acknowledged_result_is_gone_and_its_id_still_refused(self, any_sandbox):
+        any_sandbox.python("1", execution_id="a")
+        any_sandbox.python("2", execution_id="b")
         with pytest.raises(SandboxUnavailable, match="already acknowledged"):
-            sandbox.python("3", execution_id="a")
+            any_sandbox.python("3", execution_id="a")
+
+
+class InBackground:
+    """A call in another thread, which has begun when this is made."""
+
+    def __init__(self, call):
+        self._call = call
+        self._result = self._error = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        time.sleep(0.4)
+
+    def _run(self):
+        try:
+            self._result = self._call()
+        except SandboxUnavailable as error:
+            self._error = error
+
+    def result(self, timeout_s=20):
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+        if self._error:
+            raise self._error
+        return self._result
+
+
+class TestPlace:
+    @pytest.mark.parametrize("driver", [DOCKER, "process", "fake"])
+    def test_each_sandbox_has_a_name_of_its_own_that_stays(self, start, driver):
+        one, other = start(driver), start(driver)
+        assert one.place != other.place
+        assert re.fullmatch("[0-9a-f]{12}", one.place)
+        before = one.place
+        one.close()
+        assert one.place == before
+
+
+class TestDetaching:
+    def test_the_call_in_flight_ends_at_once_and_later_ones_never_begin(self, any_sandbox):
+        code = "import time\ntime.sleep(20)"
+        call = InBackground(lambda: any_sandbox.python(code, execution_id="a"))
+        began = time.monotonic()
+        any_sandbox.detach()
+        with pytest.raises(Detached):
+            call.result()
+        assert time.monotonic() - began < 1
+        self.check_that_nothing_works(any_sandbox)
+
+    def test_letting_go_twice_is_fine_and_so_is_closing_after_it(self, any_sandbox):
+        any_sandbox.python("1")
+        any_sandbox.detach()
+        any_sandbox.detach()
+        any_sandbox.close()
+        self.check_that_nothing_works(any_sandbox)
+
+    def test_a_closed_sandbox_stays_closed(self, any_sandbox):
+        any_sandbox.close()
+        any_sandbox.detach()
+        with pytest.raises(SandboxLost, match="closed"):
+            any_sandbox.python("1")
+
+    def check_that_nothing_works(self, sandbox):
+        for call in (
+            lambda: sandbox.python("1"),
+            lambda: sandbox.recall("a"),
+            lambda: put(sandbox, "f", b""),
+            lambda: get(sandbox, "f"),
+            sandbox.files,
+            sandbox.cancel,
+        ):
+            with pytest.raises(Detached):
+                call()
 
 
 class TestClosing:
-    def test_closing_twice_is_fine_and_a_closed_sandbox_says_so(self, sandbox):
-        sandbox.close()
-        sandbox.close()
+    def test_closing_twice_is_fine_and_a_closed_sandbox_says_so(self, any_sandbox):
+        any_sandbox.close()
+        any_sandbox.close()
         with pytest.raises(SandboxLost, match="closed"):
-            sandbox.python("1")
+            any_sandbox.python("1")
