@@ -24,7 +24,6 @@ from sandbox.errors import (
     SandboxLost,
     SandboxUnavailable,
     SpecInvalid,
-    StaleGeneration,
 )
 from sandbox.types import Limits, Outcome, SandboxSpec
 
@@ -148,61 +147,6 @@ class TestLosing:
             time.sleep(0.1)
         sandbox.close()
         engine.close()
-
-
-class TestAdopting:
-    def adopt(self, sandbox, job, generation):
-        return DockerSandbox.adopt(
-            sandbox.container, SandboxSpec(job=job, generation=generation, linger_s=30)
-        )
-
-    def test_a_new_host_finds_the_variables_and_collects_the_call_in_flight(self, start, job):
-        first = start(spec=SandboxSpec(job=job, linger_s=30))
-        first.python("x = 41")
-        lost = threading.Thread(target=self.run_and_lose, args=(first,))
-        lost.start()
-        time.sleep(0.5)
-        second = self.adopt(first, job, 2)
-        try:
-            done = second.recall("slow")
-            assert (done.outcome, done.output) == (Outcome.OK, "began\nended\n")
-            assert second.python("x + 1").value == "42"
-            assert second.recall("never") is None
-            lost.join()
-        finally:
-            second.close()
-
-    def run_and_lose(self, sandbox):
-        code = "import time\nprint('began')\ntime.sleep(2)\nprint('ended')"
-        with pytest.raises((SandboxLost, StaleGeneration)):
-            sandbox.python(code, execution_id="slow")
-
-    def test_a_host_of_a_lower_generation_is_refused(self, start, job):
-        first = start(spec=SandboxSpec(job=job, generation=5, linger_s=30))
-        with pytest.raises(StaleGeneration, match="generation 5"):
-            self.adopt(first, job, 4)
-        assert first.python("1 + 1").value == "2"
-
-    def test_the_old_host_is_told_that_it_is_no_longer_wanted(self, start, job):
-        first = start(spec=SandboxSpec(job=job, linger_s=30))
-        second = self.adopt(first, job, 2)
-        with pytest.raises((StaleGeneration, SandboxLost)):
-            first.python("open('trace', 'w')")
-        assert second.files() == ()
-        second.close()
-
-    def test_half_a_line_of_a_dead_host_is_harmless(self, start, job):
-        first = start(spec=SandboxSpec(job=job, linger_s=30))
-        first._session._link.send(b'{"kind":"python","id":"half","te', time.monotonic() + 5)
-        second = self.adopt(first, job, 2)
-        assert second.python("1 + 1").value == "2"
-        second.close()
-
-    def test_a_container_that_is_gone_cannot_be_adopted(self, start, job):
-        first = start()
-        first.close()
-        with pytest.raises(SandboxLost):
-            self.adopt(first, job, 2)
 
 
 class TestLimitsAreEnforced:
