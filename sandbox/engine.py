@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
@@ -42,6 +43,7 @@ class Engine:
     def __init__(self, url: str | None = None) -> None:
         self.url = url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
         with self._translated():
+            _knock(self.url)
             settings = {**_tls(), "base_url": self.url}
             version = _negotiated(self.url)
             self._client: Any = docker.APIClient(**settings, version=version, timeout=TIMEOUT_S)
@@ -186,6 +188,15 @@ def _tls() -> dict[str, Any]:
     """The client certificates that DOCKER_CERT_PATH and DOCKER_TLS_VERIFY name."""
     found = kwargs_from_env()
     return {key: value for key, value in found.items() if key == "tls"}
+
+
+def _knock(url: str) -> None:
+    """Fail at once where nobody listens: docker-py would leave the socket of its try open."""
+    scheme, _, path = url.partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(CONNECT_S)
+            door.connect(path)
 
 
 @cache
