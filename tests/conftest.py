@@ -61,10 +61,21 @@ def why_not_here(item):
 def pytest_runtest_setup(item):
     """Decide before any fixture is made, of whatever scope."""
     why = why_not_here(item)
-    if why and os.environ.get("REQUIRE_SERVICES") == "1":
-        pytest.fail(f"REQUIRE_SERVICES=1, and {why}")
     if why:
-        pytest.skip(why)
+        skip_or_fail(why)
+
+
+def skip_or_fail(why):
+    """Leave a test out, unless nothing may be left out."""
+    if os.environ.get("REQUIRE_SERVICES") == "1":
+        pytest.fail(f"REQUIRE_SERVICES=1, and {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def leave_out():
+    """Called with the reason by a fixture that finds what it needs missing."""
+    return skip_or_fail
 
 
 def running(name):
