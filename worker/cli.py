@@ -10,14 +10,29 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sandbox.errors import SandboxError, SpecInvalid
+from worker.cli_options import (
+    EXIT_CODES,
+    AsJson,
+    Exit,
+    Files,
+    Goal,
+    JobTimeout,
+    MaxSteps,
+    Memory,
+    Model,
+    Mounts,
+    Record,
+    Replay,
+    complain,
+    exit_of,
+    refuse_empty,
+)
 from worker.errors import CaissonError, Cancelled, InputInvalid, UsageError
 from worker.output import Output, OutputLost, guard_output
 from worker.stopping import interrupt_on_signals, stoppable
@@ -25,26 +40,8 @@ from worker.stopping import interrupt_on_signals, stoppable
 if TYPE_CHECKING:
     from sandbox.doctor import Check
     from worker.cli_exec import Call
-    from worker.messages import Job
     from worker.trace import Glance, Trace
 
-
-class Exit(IntEnum):
-    """What the exit code of a command says."""
-
-    ANSWERED = 0  # or, of other commands: done
-    USAGE = 2  # the person who called must change something
-    SPENT = 3  # a budget was used up, or the model went in circles
-    FAILED = 4  # the job, or a check of `doctor`, failed
-    INFRASTRUCTURE = 5  # our side failed: the engine, the image, the model's endpoint
-    CANCELLED = 130  # Ctrl-C
-    CLOSED = 141  # nobody read the output to its end, as a shell says it of SIGPIPE
-
-
-EXIT_CODES = (
-    "Exit codes: 0 answered, 2 wrong use, 3 budget or loop, 4 failed, "
-    "5 infrastructure, 130 cancelled, 141 nobody read the output."
-)
 
 app = typer.Typer(
     name="caisson",
@@ -57,35 +54,6 @@ app = typer.Typer(
 )
 config_app = typer.Typer(rich_markup_mode=None, help="Look at the settings in force.")
 app.add_typer(config_app, name="config")
-
-
-def _refuse_empty(text: str | None) -> str | None:
-    if text == "":
-        raise typer.BadParameter("the path is empty")
-    return text
-
-
-def _path(text: str) -> Path:
-    """A path as it was typed; an empty one would mean the current folder."""
-    return Path(_refuse_empty(text) or "")
-
-
-Files = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--file", metavar="PATH", parser=_path, help="Put into the workspace, by its name."
-    ),
-]
-Mounts = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--mount", metavar="PATH", parser=_path, help="Offer read-only at /mnt/NAME (large data)."
-    ),
-]
-Memory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory of the sandbox, like 512m or 2g.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for programs.")]
 
 
 # ---- the door
@@ -106,7 +74,7 @@ def _delivered(code: int, output: Output) -> int:
         output.flush()
     if output.lost is None or output.lost.is_closed:
         return code
-    return _complain(f"cannot write the output: {output.lost}", Exit.INFRASTRUCTURE)
+    return complain(f"cannot write the output: {output.lost}", Exit.INFRASTRUCTURE)
 
 
 def _guarded(arguments: Sequence[str]) -> int:
@@ -116,13 +84,13 @@ def _guarded(arguments: Sequence[str]) -> int:
             app(list(arguments) or ["--help"], prog_name="caisson", standalone_mode=False) or 0
         )
     except typer.TyperException as error:
-        return _complain(_wrong_use(error), Exit.USAGE)
+        return complain(_wrong_use(error), Exit.USAGE)
     except (UsageError, SpecInvalid) as error:
-        return _complain(error, Exit.USAGE)
+        return complain(error, Exit.USAGE)
     except (KeyboardInterrupt, Cancelled):
-        return _complain("cancelled", Exit.CANCELLED)
+        return complain("cancelled", Exit.CANCELLED)
     except (CaissonError, SandboxError) as error:
-        return _complain(error, Exit.INFRASTRUCTURE)
+        return complain(error, Exit.INFRASTRUCTURE)
     except OutputLost as error:
         return Exit.CLOSED if error.is_closed else Exit.INFRASTRUCTURE
 
@@ -131,17 +99,6 @@ def _wrong_use(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "caisson"
     return f"{error.format_message().rstrip('.')} (see {command} --help)"
-
-
-def _complain(what: object, code: Exit) -> Exit:
-    """Say it in one line that no terminal acts on."""
-    from sandbox.transcript import clean
-
-    line = " ".join(clean(str(what), 2000).split())
-    if line:
-        with suppress(OutputLost):
-            print(f"caisson: {line}", file=sys.stderr)
-    return code
 
 
 def _show_version(is_asked: bool) -> None:
@@ -167,32 +124,15 @@ def root(
 
 @app.command(epilog=EXIT_CODES)
 def run(
-    goal: Annotated[
-        str,
-        typer.Argument(metavar="GOAL", show_default=False, help="What is to be done or found out."),
-    ],
+    goal: Goal,
     *,
     file: Files = None,
     mount: Mounts = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A name that the endpoint knows.")
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", parser=_path, help="Take the model's turns from this recording."
-        ),
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", parser=_path, help="Write the model's turns to this file."),
-    ] = None,
-    max_steps: Annotated[
-        str | None, typer.Option(metavar="N", help="Replies the model may give.")
-    ] = None,
-    timeout: Annotated[
-        str | None, typer.Option(metavar="S", help="Seconds the job may take.")
-    ] = None,
+    model: Model = None,
+    replay: Replay = None,
+    record: Record = None,
+    max_steps: MaxSteps = None,
+    timeout: JobTimeout = None,
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> int:
@@ -214,7 +154,7 @@ def run(
     view.close(job)
     if as_json:
         print(json.dumps(job.summary()), flush=True)
-    return _exit_of(job)
+    return exit_of(job)
 
 
 def _full_view() -> Trace:
@@ -229,21 +169,6 @@ def _quiet_view() -> Glance:
     from worker.trace import Glance
 
     return Glance(make_console(sys.stderr))
-
-
-def _exit_of(job: Job) -> Exit:
-    from worker.messages import FinishReason, Status
-
-    if job.status is Status.DEAD:
-        why = job.error.message if job.error else "the job is dead"
-        return _complain(why, Exit.INFRASTRUCTURE)
-    codes = {
-        FinishReason.ANSWERED: Exit.ANSWERED,
-        FinishReason.BUDGET: Exit.SPENT,
-        FinishReason.LOOP: Exit.SPENT,
-        FinishReason.CANCELLED: Exit.CANCELLED,
-    }
-    return codes.get(job.finish_reason, Exit.FAILED) if job.finish_reason else Exit.FAILED
 
 
 # ---- exec
@@ -261,7 +186,7 @@ def execute(
         str | None,
         typer.Option(
             metavar="FILE",
-            callback=_refuse_empty,
+            callback=refuse_empty,
             help="JSON lines, each a call; - reads standard input.",
         ),
     ] = None,

@@ -1,0 +1,121 @@
+"""What several commands share: their options, what their exit codes say, and how they complain."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from worker.output import OutputLost
+
+if TYPE_CHECKING:
+    from worker.messages import Job
+
+
+class Exit(IntEnum):
+    """What the exit code of a command says."""
+
+    ANSWERED = 0  # or, of other commands: done
+    USAGE = 2  # the person who called must change something
+    SPENT = 3  # a budget was used up, or the model went in circles
+    FAILED = 4  # the job, or a check of `doctor`, failed
+    INFRASTRUCTURE = 5  # our side failed: the engine, the database, the model's endpoint
+    CANCELLED = 130  # Ctrl-C, or the job was cancelled
+    CLOSED = 141  # nobody read the output to its end, as a shell says it of SIGPIPE
+
+
+EXIT_CODES = (
+    "Exit codes: 0 answered, 2 wrong use, 3 budget or loop, 4 failed, "
+    "5 infrastructure, 130 cancelled, 141 nobody read the output."
+)
+DONE_CODES = "Exit codes: 0 done, 2 wrong use, 5 infrastructure."
+
+
+def refuse_empty(text: str | None) -> str | None:
+    if text == "":
+        raise typer.BadParameter("the path is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    """A path as it was typed; an empty one would mean the current folder."""
+    return Path(refuse_empty(text) or "")
+
+
+Goal = Annotated[
+    str, typer.Argument(metavar="GOAL", show_default=False, help="What is to be done or found out.")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--file", metavar="PATH", parser=path, help="Put into the workspace, by its name."
+    ),
+]
+Mounts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--mount", metavar="PATH", parser=path, help="Offer read-only at /mnt/NAME (large data)."
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="A name that the endpoint knows.")
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option(
+        "--replay", metavar="FILE", parser=path, help="Take the model's turns from this recording."
+    ),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record", metavar="FILE", parser=path, help="Write the model's turns to this file."
+    ),
+]
+MaxSteps = Annotated[
+    str | None, typer.Option("--max-steps", metavar="N", help="Replies the model may give.")
+]
+JobTimeout = Annotated[
+    str | None, typer.Option("--timeout", metavar="S", help="Seconds the job may take.")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Memory of the sandbox, like 512m or 2g."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
+
+
+def exit_of(job: Job) -> Exit:
+    """The exit code for how a job ended; our own failures are told on stderr."""
+    from worker.messages import FinishReason, Status
+
+    if job.status is Status.DEAD:
+        why = job.error.message if job.error else "the job is dead"
+        return complain(why, Exit.INFRASTRUCTURE)
+    codes = {
+        FinishReason.ANSWERED: Exit.ANSWERED,
+        FinishReason.BUDGET: Exit.SPENT,
+        FinishReason.LOOP: Exit.SPENT,
+        FinishReason.CANCELLED: Exit.CANCELLED,
+    }
+    return codes.get(job.finish_reason, Exit.FAILED) if job.finish_reason else Exit.FAILED
+
+
+def complain(what: object, code: Exit) -> Exit:
+    """Say it in one line that no terminal acts on."""
+    tell(what)
+    return code
+
+
+def tell(what: object) -> None:
+    """Say something on stderr, beside the result, in one line that no terminal acts on."""
+    from sandbox.transcript import clean
+
+    line = " ".join(clean(str(what), 2000).split())
+    if line:
+        with suppress(OutputLost):
+            print(f"caisson: {line}", file=sys.stderr)
