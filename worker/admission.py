@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Protocol
 
 import psutil
 
 from worker.messages import Order, Record
 from worker.sizes import said_bytes
-from worker.store.base import WorkerSeen
 
+PREFERRED_S = 60.0  # for so long a job is left to the engine on which its sandbox lives
 _SHARE = 0.75  # of the host's memory; the rest is for the engine, the workers and everything else
 _CPUS_EACH = 2.0  # sandboxes seldom compute all at once
+_ANY = 2**62  # no job needs so much
+_ROUNDED = 1e-6
+
+
+class Offer(Protocol):
+    """What a worker may give to sandboxes on its engine (`worker.store.base.WorkerSeen`)."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int | None: ...
+    @property
+    def cpus(self) -> float | None: ...
+    @property
+    def free_bytes(self) -> int | None: ...
 
 
 class Reserved(Record):
@@ -34,7 +50,7 @@ def reserved(orders: Iterable[Order]) -> Reserved:
     )
 
 
-def lacking(order: Order, held: Reserved, worker: WorkerSeen) -> str:
+def lacking(order: Order, held: Reserved, worker: Offer) -> str:
     """Say what a job needs and the engine of `worker` cannot give now; empty: it fits."""
     need, free = order.memory_bytes, worker.free_bytes
     if worker.memory_bytes is not None and held.memory_bytes + need > worker.memory_bytes:
@@ -45,6 +61,17 @@ def lacking(order: Order, held: Reserved, worker: WorkerSeen) -> str:
         taken = f"{held.cpus:g} of {worker.cpus:g} are taken"
         return f"{order.cpus:g} CPUs on {worker.host}, where {taken}"
     return ""
+
+
+def room(held: Reserved, worker: Offer) -> Reserved:
+    """The most that a job may need now, as numbers a database can compare with.
+
+    A little too much of CPUs, whose sums are rounded: `lacking` has the last word.
+    """
+    share = None if worker.memory_bytes is None else worker.memory_bytes - held.memory_bytes
+    memory = min((left for left in (share, worker.free_bytes) if left is not None), default=_ANY)
+    cpus = _ANY if worker.cpus is None else worker.cpus - held.cpus + _ROUNDED
+    return Reserved(memory_bytes=min(memory, _ANY), cpus=cpus)
 
 
 def _said_memory(need: int, held: int, share: int, host: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandbox.types import Standing
-from worker.admission import lacking, reserved
+from worker.admission import PREFERRED_S, lacking, reserved
 from worker.errors import JobExists, JobTaken, JobUnknown, LeaseLost
 from worker.history import fold
 from worker.messages import (
@@ -26,7 +26,6 @@ from worker.messages import (
 from worker.store.base import Attempt, Claim, Counts, Listed, WorkerSeen
 
 _FORGOTTEN_S = 86_400.0
-PREFERRED_S = 60.0  # for so long a job is left to the engine on which its sandbox lives
 
 
 @dataclass
@@ -56,9 +55,12 @@ class _Entry:
 class MemoryStore:
     """See `worker.store.base.Store`."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.time, *, preferred_s: float = PREFERRED_S
+    ) -> None:
         self.identity = f"memory-{uuid.uuid4().hex[:12]}"
         self._clock = clock
+        self._preferred_s = preferred_s
         self._entries: dict[str, _Entry] = {}
         self._workers: dict[str, WorkerSeen] = {}
         self._lock = threading.Lock()
@@ -240,7 +242,7 @@ class MemoryStore:
     def _is_left_to_another(self, entry: _Entry, worker: WorkerSeen) -> bool:
         since = max(entry.updated_at, entry.lease_until or 0.0)
         is_elsewhere = bool(entry.place) and entry.engine not in {"", worker.engine}
-        return is_elsewhere and self._clock() - since < PREFERRED_S
+        return is_elsewhere and self._clock() - since < self._preferred_s
 
     def _lacks(self, entry: _Entry, worker: WorkerSeen) -> str:
         held = [
