@@ -1,0 +1,207 @@
+"""The commands that run workers: `worker`, `beat` and `reap`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from worker.errors import CaissonError, Infrastructure, UsageError
+
+if TYPE_CHECKING:
+    from worker.settings import Settings
+    from worker.store.base import Store
+
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
+_MISSED_S = 15.0  # a worker that was not seen for so long, or three sweeps, does not consume
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command(
+        epilog="Exit codes: 0 stopped, or consuming (--check); 2 wrong use; 5 infrastructure."
+    )(worker)
+    app.command(epilog="Exit codes: 0 stopped, 2 wrong use, 5 infrastructure.")(beat)
+    app.command(epilog="Exit codes: 0 done, 2 wrong use, 5 infrastructure.")(reap)
+
+
+def worker(
+    *,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N", help="Jobs at a time (default: CPUs).")
+    ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--beat/--no-beat", help="Look for jobs without a bell; else `caisson beat` must run."
+        ),
+    ] = True,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="More Celery tasks, of an application of yours."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether this host's worker consumes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Work on queued jobs until stopped; a signal hands them over."""
+    from worker.settings import load_settings
+
+    settings = load_settings({"concurrency": concurrency}).settings
+    if check:
+        return _check(settings, as_json=as_json)
+    return _work(settings, is_sweeping=sweep, include=include or [], as_json=as_json)
+
+
+def _work(settings: Settings, *, is_sweeping: bool, include: list[str], as_json: bool) -> int:
+    from worker.celery_app import check_broker, use
+    from worker.keeper import Keeper
+    from worker.logs import log_to_stdout
+    from worker.store.database import open_store
+
+    use(settings)
+    log_to_stdout(as_json=as_json)
+    store = open_store(settings.database)
+    try:
+        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        slots = settings.concurrency or os.cpu_count() or 1
+        options = [text for module in include for text in ("--include", module)]
+        options += ["--json"] if as_json else []
+        keeper = Keeper(
+            settings, store, name, slots, is_sweeping=is_sweeping, options=tuple(options)
+        )
+        if keeper.broker:
+            keeper.broker.open()
+        check_broker(settings)
+        _introduce(settings, name, slots)
+        return keeper.run()
+    finally:
+        store.close()
+
+
+def _introduce(settings: Settings, name: str, slots: int) -> None:
+    """Say what this worker is and where it works."""
+    import logging
+    from importlib.metadata import version
+
+    from worker import admission
+    from worker.celery_app import shown_broker
+    from worker.sizes import said_bytes
+    from worker.urls import without_password
+
+    memory = said_bytes(settings.share_memory or admission.share_of_memory())
+    cpus = settings.share_cpus or admission.share_of_cpus()
+    log = logging.getLogger(__name__)
+    log.info("caisson %s, worker %s", version("caisson"), name)
+    log.info("database  %s", without_password(settings.database))
+    log.info("broker    %s", shown_broker(settings))
+    log.info("engine    %s", _engine(settings))
+    log.info("slots     %d; sandboxes may reserve %s of memory and %g CPUs", slots, memory, cpus)
+    versions = {package: version(package) for package in ("celery", "kombu", "redis", "docker")}
+    said = ", ".join(f"{package} {number}" for package, number in versions.items())
+    log.info("versions  Python %s, %s", platform.python_version(), said)
+
+
+def _engine(settings: Settings) -> str:
+    from contextlib import closing
+
+    from sandbox.engine import Engine
+    from sandbox.errors import SandboxError
+
+    if settings.driver != "docker":
+        return f"none: jobs run on the {settings.driver} driver, where nothing is isolated"
+    try:
+        with closing(Engine()) as engine:
+            return f"Docker {engine.identity()}"
+    except SandboxError as error:  # it may come yet; jobs wait for it
+        return f"not there: {error}"
+
+
+# ---- is it well?
+
+
+def _check(settings: Settings, *, as_json: bool) -> int:
+    try:
+        detail = _health(settings)
+    except CaissonError as error:
+        if as_json:
+            print(json.dumps({"ok": False, "detail": str(error)}), flush=True)
+        raise
+    line = json.dumps({"ok": True, "detail": detail}) if as_json else detail
+    print(line, flush=True)
+    return 0
+
+
+def _health(settings: Settings) -> str:
+    """Say that a worker of this host consumes. Raises `Infrastructure` when none does."""
+    from worker.store.database import open_store
+
+    host, fresh_s = socket.gethostname(), max(_MISSED_S, 3 * settings.sweep_s)
+    store = open_store(settings.database)
+    try:
+        seen = [worker for worker in store.workers(fresh_s) if worker.host == host]
+    finally:
+        store.close()
+    if not seen:
+        raise Infrastructure(f"no worker on {host} has taken part for {fresh_s:g} s")
+    return f"{len(seen)} on {host}: {', '.join(worker.name for worker in seen)}"
+
+
+# ---- what runs beside workers
+
+
+def beat(as_json: AsJson = False) -> int:
+    """Ring for waiting jobs, for workers that were started with --no-beat."""
+    from worker.celery_app import app, check_broker, use
+    from worker.logs import log_to_stdout
+    from worker.settings import load_settings
+
+    settings = load_settings().settings
+    if settings.broker_url is None:
+        raise UsageError("beat is for a broker that is set; a worker with its own sweeps by itself")
+    use(settings)
+    log_to_stdout(as_json=as_json)
+    check_broker(settings)
+    # Its usual scheduler keeps a file; one static tick needs none.
+    app.Beat(scheduler="celery.beat:Scheduler", quiet=True, max_interval=settings.sweep_s).run()
+    return 0
+
+
+def reap(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Remove the sandboxes on this engine that nobody owns any more."""
+    from worker.settings import load_settings
+    from worker.store.database import open_store
+
+    settings = load_settings().settings
+    store = open_store(settings.database)
+    try:
+        return _reap(settings, store, dry_run=dry_run, as_json=as_json)
+    finally:
+        store.close()
+
+
+def _reap(settings: Settings, store: Store, *, dry_run: bool, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from worker.station import Station
+
+    found = Station(settings, store, name="reap").reap(dry_run=dry_run)
+    if as_json:
+        print(json.dumps([asdict(one) for one in found]), flush=True)
+        return 5 if any(one.error for one in found) else 0
+    for one in found:
+        end = one.error or ("would be removed" if dry_run else "removed")
+        print(f"{one.name}  job {one.job}  {one.why}: {end}")
+    if not found:
+        print("nothing to remove")
+    return 5 if any(one.error for one in found) else 0

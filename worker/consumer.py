@@ -1,0 +1,144 @@
+"""The Celery half of a worker: takes bells, and has a pool of processes that act on them.
+
+It is a process of its own under the keeper (`worker.keeper`), which starts it again when it ends
+or stops taking messages. Before its pool is forked it opens no database and no engine: SQLite's
+locks, and the sockets of all clients, do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from celery import bootsteps, platforms, signals
+from celery.apps.worker import Worker as CeleryWorker
+from celery.worker import state
+from celery.worker.consumer import Consumer, Tasks
+
+from worker import draining
+from worker.celery_app import BELLS, FOREIGN, PIPELINE, app
+from worker.delivery import COLLECT
+from worker.logs import log_to_stdout
+
+PULSE_S = 1.0
+_log = logging.getLogger(__name__)
+_MOST_IDS = 25  # of one pulse, which must fit into what a pipe takes whole (4096 bytes)
+
+
+class Worker(CeleryWorker):  # type: ignore[misc]
+    """Celery's worker, which lets go of its jobs at the first signal and dies at the second."""
+
+    def install_platform_tweaks(self, worker: Any) -> None:  # noqa: ANN401 - the signature is Celery's
+        super().install_platform_tweaks(worker)
+        for name in ("SIGTERM", "SIGINT", "SIGQUIT"):
+            platforms.signals[name] = self._heed
+        platforms.signals.ignore("SIGHUP")  # Celery's own would start it anew, outside the keeper
+
+    def _heed(self, *_: object) -> None:
+        if draining.is_draining():
+            os._exit(1)  # the kernel ends the pool with it
+        draining.begin()
+        state.should_stop = os.EX_OK
+
+
+class Pulse(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Tells the keeper each second how it stands, from the very loop that takes messages."""
+
+    requires = (Tasks,)
+    descriptor: int | None = None
+
+    def __init__(self, parent: Any, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(parent, **options)
+        self._timer: Any = None
+        self._dropped: list[str] = []
+        self._told: set[str] = set()
+        signals.task_revoked.connect(self._on_revoked, weak=False)
+
+    def include_if(self, parent: Any) -> bool:  # noqa: ANN401
+        del parent
+        return self.descriptor is not None
+
+    def start(self, parent: Consumer) -> None:
+        self._timer = parent.timer.call_repeatedly(PULSE_S, self._beat, (parent,))
+
+    def stop(self, parent: Consumer) -> None:
+        del parent
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _beat(self, consumer: Consumer) -> None:
+        revoked = [task for task in state.revoked if task not in self._told][:_MOST_IDS]
+        pulse = {
+            "busy": len(state.reserved_requests),
+            "slots": consumer.pool.num_processes,
+            "taken": state.all_total_count[0],
+            "revoked": revoked,
+            "dropped": self._dropped[:_MOST_IDS],
+        }
+        line = json.dumps(pulse).encode() + b"\n"
+        with suppress(BlockingIOError):  # the keeper is not looking; the next one says the same
+            os.write(cast("int", self.descriptor), line)
+            self._told.update(revoked)
+            del self._dropped[:_MOST_IDS]
+
+    def _on_revoked(self, request: Any = None, **_: object) -> None:  # noqa: ANN401
+        """A pipeline that was revoked needs not be told any more."""
+        if request is not None and getattr(request, "task", None) == COLLECT:
+            self._dropped.append(str(request.id))
+
+
+app.steps["consumer"].add(Pulse)
+
+
+def main() -> None:
+    """Run until told to stop. For the keeper, which knows the arguments."""
+    options = _options()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until there is something to let go of
+    platforms.set_pdeathsig("SIGKILL")
+    if os.getppid() != options.keeper:
+        sys.exit(1)  # it is gone already
+    log_to_stdout(as_json=options.json)
+    Pulse.descriptor = options.pulse
+    os.set_blocking(options.pulse, False)
+    _import_tasks(options)
+    worker = app.Worker(
+        hostname=f"{options.name}@{os.uname().nodename}",
+        concurrency=options.slots,
+        queues=[BELLS, PIPELINE, *([FOREIGN] if options.include else [])],
+        loglevel="WARNING",
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+    )
+    worker.start()
+    sys.exit(worker.exitcode)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("caisson worker")
+    parser.add_argument("--name", required=True)
+    for number in ("--slots", "--pulse", "--keeper"):
+        parser.add_argument(number, type=int, required=True)
+    parser.add_argument("--include", action="append", default=[])
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _import_tasks(options: argparse.Namespace) -> None:
+    """Load all that jobs need, once for all processes of the pool."""
+    from worker import tasks  # noqa: PLC0415 - it imports this package's application
+
+    tasks.named(options.name)
+    if options.include:
+        sys.path.insert(0, str(Path.cwd()))
+    for module in options.include:
+        importlib.import_module(module)

@@ -1,0 +1,345 @@
+"""The Celery tasks: the bell, the sweep, and a job as one step of a pipeline.
+
+`run` may stand in a chain, group or chord, or be called by itself:
+
+    chain(extract.s(), run.s("Which region lost most?"), notify.s())
+    run.delay("How many rows are there?", files=["/data/sales.csv"])
+
+* The last positional argument, or `goal=…`, is the goal. What a task before it in a chain
+  returned comes first and becomes part of what the agent is told: in the goal when it is short, as
+  a file of the workspace when it is long. `run.si(…)` leaves it out.
+* It returns a dict with the fields of `worker.delivery.JobResult`, or raises `JobFailed` when the
+  job has no answer (with `raise_on_failure=False` it returns that, too).
+* Without `idempotency_key` a task is one job, however often its message is delivered; the job's id
+  is the task's. With a key, all tasks of that key are one job.
+* It holds no worker while its job runs. Revoking it cancels the job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from celery import Task
+from celery.exceptions import Ignore
+from celery.states import READY_STATES
+from pydantic import Field, ValidationError
+
+from sandbox.errors import SandboxError
+from worker import draining
+from worker.celery_app import (
+    BELLS,
+    PIPELINE,
+    RING,
+    SWEEP,
+    app,
+    connect,
+    in_force,
+    publish_bells,
+    waiting,
+)
+from worker.celery_app import ring as ring_now
+from worker.delivery import COLLECT, JobFailed, failure_of, place_of, result_of, task_of, tell
+from worker.errors import BrokerUnavailable, CaissonError, InputInvalid, StoreUnavailable
+from worker.history import History
+from worker.hooks import Observer
+from worker.messages import Ended, Event, Record, Status, Wire
+from worker.settings import Settings
+from worker.station import Station
+from worker.store.base import Store
+from worker.store.blobs import Blobs
+from worker.store.database import open_store
+from worker.submission import Submission, submit
+
+_log = logging.getLogger(__name__)
+_MOST_BELLS = 100  # of one sweep
+_MOST_DATA_CHARS = 4000  # of what a task before returned; more becomes a file
+_ID_CHARS = 100
+NAME = "CAISSON_WORKER_NAME"  # not a setting: from a worker to the processes of its pool
+
+
+# ---- what each process of the pool has for itself
+
+
+@dataclass
+class _Ends(Observer):
+    """Notes which jobs ended here."""
+
+    jobs: list[str] = field(default_factory=list)
+
+    def on_event(self, event: Event, history: History) -> None:
+        if isinstance(event, Ended):
+            self.jobs.append(history.job.id)
+
+
+@dataclass
+class _Own:
+    """Connections of one process; those of its parent must not be used after a fork."""
+
+    settings: Settings
+    store: Store
+    ends: _Ends = field(default_factory=_Ends)
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def station(self) -> Station:
+        return Station(
+            self.settings,
+            self.store,
+            name=f"{worker_name()}.{self.pid}",
+            is_draining=draining.is_draining,
+            observer=self.ends,
+        )
+
+
+_owns: list[_Own] = []
+_name: list[str] = []
+
+
+def named(name: str) -> None:
+    """Give this worker a name; its processes inherit it."""
+    _name[:] = [name]
+
+
+def worker_name() -> str:
+    return _name[0] if _name else f"{socket.gethostname()}-{os.getppid()}"
+
+
+def _own() -> _Own:
+    """What this process has; made when it is first needed. Raises `StoreUnavailable`."""
+    if not _owns or _owns[0].pid != os.getpid():
+        settings = in_force()
+        _owns[:] = [_Own(settings, open_store(settings.database))]
+    return _owns[0]
+
+
+# ---- bells
+
+
+@app.task(name=RING, ignore_result=True, queue=BELLS)  # type: ignore[untyped-decorator]
+def ring() -> None:
+    """Look for work and do it: one job at most. What fails on our side is tried again later."""
+    if draining.is_draining():
+        return
+    try:
+        own = _own()
+        own.ends.jobs.clear()
+        with draining.heeding_term():
+            status = own.station.work_next()
+        if status is not None:
+            _pass_on(own, status)
+    except (CaissonError, SandboxError) as error:
+        _log.warning("no work is done: %s", error)
+
+
+def _pass_on(own: _Own, status: Status) -> None:
+    """After a job: tell the pipeline that waits for it, and wake somebody for what waits."""
+    with connect(own.settings) as connection, _lenient():
+        if status.is_final:
+            for job_id in own.ends.jobs:
+                place = own.store.order(job_id).deliver
+                if place is not None:
+                    tell(connection, job_id, place)
+        if own.store.counts().claimable and not waiting(connection, BELLS):
+            publish_bells(connection, 1)
+
+
+@contextmanager
+def _lenient() -> Iterator[None]:
+    """Within, a broker may fail: the sweep sends again what was not sent."""
+    try:
+        yield
+    except (CaissonError, SandboxError):
+        raise
+    except Exception as error:  # noqa: BLE001 - every driver has its own, and all mean the same
+        _log.warning("the broker cannot be reached: %s", error)
+
+
+@app.task(name=SWEEP, ignore_result=True, queue=PIPELINE)  # type: ignore[untyped-decorator]
+def sweep() -> None:
+    """See `sweep_now`."""
+    try:
+        own = _own()
+        with _lenient():
+            sweep_now(own.settings, own.store)
+    except CaissonError as error:
+        _log.warning("no sweep: %s", error)
+
+
+def sweep_now(settings: Settings, store: Store) -> int:
+    """Ring for jobs that wait and have no bell, and tell pipelines that were not; count the bells.
+
+    Harmless when it is done twice, or by several. Raises what the broker's driver raises.
+    """
+    claimable = store.counts().claimable
+    with connect(settings) as connection:
+        missing = min(_MOST_BELLS, max(0, claimable - waiting(connection, BELLS)))
+        publish_bells(connection, missing)
+        if not waiting(connection, PIPELINE):  # else they may have been told, and nobody has heard
+            for job_id, place in store.undelivered(2 * settings.sweep_s):
+                tell(connection, job_id, place)
+    return missing
+
+
+# ---- a job as one step of a pipeline
+
+
+class Step(Record):
+    """What `run` takes."""
+
+    goal: str
+    data: Any = Field(None, description="what the task before it returned")
+    files: tuple[Path, ...] = Field((), description="paths where the worker is")
+    mounts: tuple[Path, ...] = Field((), description="paths where the worker is")
+    options: Wire = Field(default_factory=dict, description="settings of a job, by their names")
+    replay: Path | None = None
+    idempotency_key: str | None = None
+    priority: int = Field(0, ge=-100, le=100)
+    raise_on_failure: bool = True
+
+
+class PipelineTask(Task):  # type: ignore[misc]
+    """A task that goes to our queue from whichever application; safe to be delivered again.
+
+    It is acknowledged late, because it is short and its message is all there is of it.
+    """
+
+    acks_late = True
+    queue = PIPELINE
+    reject_on_worker_lost = True
+    retry_on_worker_lost = True
+    max_retries = 3
+    default_retry_delay = 1
+    throws = (JobFailed, InputInvalid, CaissonError)
+
+    def signature(self, args: Any = None, *more: Any, **options: Any) -> Any:  # noqa: ANN401
+        made = super().signature(args, *more, **options)
+        made.options.setdefault("queue", PIPELINE)  # for those who do not know this class
+        return made
+
+    subtask = signature
+
+
+@app.task(base=PipelineTask, bind=True, name="worker.tasks.run")  # type: ignore[untyped-decorator]
+def run(self: Task, *texts: Any, **fields: Any) -> NoReturn:  # noqa: ANN401
+    """Let an agent work on a goal; see this module, and `Step` for the arguments."""
+    step = read_step(texts, fields)
+    place = place_of(self.request, raise_on_failure=step.raise_on_failure)
+    try:
+        own = _own()
+        job_id = _submit(step, self.request.id, place, own)
+        is_ours = task_of(own.store.order(job_id).deliver) == self.request.id
+    except StoreUnavailable as error:
+        raise self.retry(exc=error, countdown=own_pause_s(), max_retries=None) from error
+    if is_ours:
+        _wake(own.settings)
+    else:
+        with connect(own.settings) as connection:
+            tell(connection, job_id, place, is_shared=True)
+    raise Ignore  # the result comes with the end of the job
+
+
+def own_pause_s() -> float:
+    return in_force().sweep_s
+
+
+def read_step(texts: Sequence[Any], fields: Wire) -> Step:
+    """The arguments of `run`. Raises `InputInvalid`, in one line."""
+    given, rest = dict(fields), list(texts)
+    if "goal" not in given and rest:
+        given["goal"] = rest.pop()
+    if rest and "data" not in given:
+        given["data"] = rest.pop()
+    if rest:
+        raise InputInvalid("worker.tasks.run takes a goal and what the task before it returned")
+    try:
+        return Step.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        why = first["msg"][0].lower() + first["msg"][1:]
+        raise InputInvalid(f"worker.tasks.run: {where}: {why}") from None
+
+
+def _submit(step: Step, task_id: str, place: Wire, own: _Own) -> str:
+    with tempfile.TemporaryDirectory(prefix="caisson-") as folder:
+        goal, files = _with_data(step, Path(folder))
+        what = Submission(
+            goal=goal,
+            files=files,
+            mounts=step.mounts,
+            replay=step.replay,
+            id=task_id if step.idempotency_key is None and len(task_id) <= _ID_CHARS else None,
+            key=step.idempotency_key or f"task:{task_id}",
+            priority=step.priority,
+            deliver=place,
+            options=step.options,
+        )
+        return submit(what, own.settings, own.store, Blobs(own.settings.home / "blobs"))
+
+
+def _with_data(step: Step, folder: Path) -> tuple[str, tuple[Path, ...]]:
+    """The goal and the files, with what the task before it returned in one of them."""
+    if step.data is None:
+        return step.goal, step.files
+    is_text = isinstance(step.data, str)
+    text = step.data if is_text else json.dumps(step.data, ensure_ascii=False, indent=1)
+    if len(text) <= _MOST_DATA_CHARS:
+        return f"{step.goal}\n\nThe step before this one gave:\n{text}", step.files
+    file = folder / ("data.txt" if is_text else "data.json")
+    file.write_text(text, encoding="utf-8")
+    told = f"{step.goal}\n\nWhat the step before this one gave is in the file {file.name}."
+    return told, (*step.files, file)
+
+
+def _wake(settings: Settings) -> None:
+    try:
+        ring_now(settings)
+    except BrokerUnavailable as error:  # the sweep rings
+        _log.warning("%s", error)
+
+
+class CollectTask(PipelineTask):
+    """Notes that a pipeline was told, after the next task was sent and the result stored."""
+
+    def after_return(self, status: str, retval: Any, *rest: Any) -> None:  # noqa: ANN401
+        del status, retval
+        _, args, kwargs, _ = rest
+        if not kwargs.get("is_shared"):
+            _own().store.delivered(args[0])
+
+
+@app.task(base=CollectTask, bind=True, name=COLLECT)  # type: ignore[untyped-decorator]
+def collect(
+    self: Task, job_id: str, *, raise_on_failure: bool = True, is_shared: bool = False
+) -> Wire:
+    """Take the place of the `run` whose job has ended: return its result, or raise."""
+    try:
+        own = _own()
+        if not is_shared and _is_told(self):
+            own.store.delivered(job_id)
+            raise Ignore
+        job = own.store.get(job_id).job
+    except StoreUnavailable as error:
+        raise self.retry(exc=error, countdown=own_pause_s(), max_retries=None) from error
+    if not job.status.is_final:
+        raise self.retry(countdown=own_pause_s(), max_retries=None)
+    if raise_on_failure and job.status is not Status.SUCCEEDED:
+        raise JobFailed(failure_of(job))
+    return result_of(job, own.settings.max_result_bytes)
+
+
+def _is_told(task: Task) -> bool:
+    """Whether an earlier message of this end has gone all its way.
+
+    In a chord the result is stored before the chord is told, which may be done twice.
+    """
+    return not task.request.chord and task.backend.get_state(task.request.id) in READY_STATES
