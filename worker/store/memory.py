@@ -164,10 +164,10 @@ class MemoryStore:
             entry = self._owned(job_id, generation)
             is_over = entry.folded.status.is_final
             entry.status = entry.folded.status if is_over else Status.QUEUED
-            entry.ended_at = self._clock() if is_over else None
+            now = entry.updated_at = self._clock()
+            entry.ended_at = now if is_over else None
             entry.losses, entry.lease_until = 0, None
-            ending = "finished" if is_over else "released"
-            self._end_attempt(entry, ending=ending, ended_at=self._clock())
+            self._end_attempt(entry, ending="finished" if is_over else "released", ended_at=now)
             return entry.status
 
     # ---- whoever tends
