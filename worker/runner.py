@@ -68,6 +68,7 @@ class Runner:
     keep: Keep
     engine: str = ""
     _rejoined: int = 0
+    _why: object = "its worker was interrupted"  # should the sandbox be another than before
 
     def work(self, run: Run, opening: tuple[Message, ...] = ()) -> Job:
         """Work on a claimed job until it ends or must wait.
@@ -88,7 +89,7 @@ class Runner:
         """Drive until an end (True), or until the sandbox had to be changed (False)."""
         try:
             if not run.job.status.is_final:
-                self._open(run, run.history.place, "its worker was interrupted")
+                self._open(run, run.history.place)
                 self.loop.drive(run)
         except (LeaseLost, StaleGeneration, StoreUnavailable):
             raise
@@ -102,22 +103,22 @@ class Runner:
             run.end(stop)
         return True
 
-    def _open(self, run: Run, place: str, why: object) -> None:
+    def _open(self, run: Run, place: str = "") -> None:
         """Open a sandbox, and tell the model when it is another than its calls ran in."""
         self.place.open(place)
         if self.place.place == run.history.place:
             return
         is_moved = any(turn.begun for turn in run.history.turns)
         if is_moved:
-            run.append(SandboxReplaced(why=str(why)))
+            run.append(SandboxReplaced(why=str(self._why)))
         run.append(SandboxOpened(place=self.place.place, engine=self.engine))
         if is_moved:
-            told = notice("sandbox_replaced", why=why, kept=_kept(run.job))
+            told = notice("sandbox_replaced", why=self._why, kept=_kept(run.job))
             run.notify(told, f"sandbox:{self.place.place}")
 
     def _rejoin(self, run: Run, error: LinkLost) -> bool:
         """Let go of a sandbox to which only the link is lost; the next round takes it over."""
-        self._rejoined += 1
+        self._rejoined, self._why = self._rejoined + 1, error
         if self._rejoined > _REJOINS:
             return self._replace(run, error)
         self.place.detach()
@@ -126,12 +127,13 @@ class Runner:
     def _replace(self, run: Run, error: SandboxUnavailable) -> bool:
         """Put a new sandbox in the place of a lost one, once; the second time in a row ends it."""
         was_open, again = self.place.is_open, run.history.losses_in_a_row > 0
+        self._why = error
         self.place.close()
         if not was_open or again:
             self._give_up(run, error)
             return False
         try:
-            self._open(run, "", error)
+            self._open(run)
         except StaleGeneration:
             raise
         except (SandboxError, InputInvalid) as failure:  # or an input file that is gone by now
