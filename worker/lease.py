@@ -72,6 +72,10 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Renew it no more: the job is about to be released."""
         self._left.set()
         self._thread.join()
 

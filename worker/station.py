@@ -197,6 +197,7 @@ class _Shift:
             Runner(loop, self.place, keep, self.station.engine_id).work(self.run, opening)
 
     def _release(self) -> Status:
+        self.lease.leave()
         return self.station.store.release(self.claim.job_id, generation=self.claim.generation)
 
     def _close(self) -> Status:
