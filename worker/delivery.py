@@ -56,6 +56,8 @@ def result_of(job: Job, most_bytes: int) -> Wire:
     if size <= most_bytes:
         return whole
     cut = {**whole, "reference": {"job": job.id, "bytes": size}}
+    if whole["error"] is not None:
+        cut["error"] = {**whole["error"], "message": _head(whole["error"]["message"], 256)}
     # Names of files are worth more than the end of an answer, but must leave room for one.
     kept = {**cut, "answer": None, "artifacts": []}
     cut["artifacts"] = _first(whole["artifacts"], (most_bytes - _size(kept)) // 2)
