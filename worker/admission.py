@@ -19,7 +19,7 @@ PREFERRED_S = 60.0  # for so long a job is left to the engine on which its sandb
 _SHARE = 0.75  # of the host's memory; the rest is for the engine, the workers and everything else
 _CPUS_EACH = 2.0  # sandboxes seldom compute all at once
 _ANY = 2**62  # no job needs so much
-_ROUNDED = 1e-6
+_ROUNDED = 1e-6  # CPUs: three tenths are not quite 0.3
 
 
 class Offer(Protocol):
@@ -57,17 +57,14 @@ def lacking(order: Order, held: Reserved, worker: Offer) -> str:
         return _said_memory(need, held.memory_bytes, worker.memory_bytes, worker.host)
     if free is not None and need > free:
         return f"{said_bytes(need)} of memory; {worker.host} has {said_bytes(free)} left"
-    if worker.cpus is not None and held.cpus + order.cpus > worker.cpus:
+    if worker.cpus is not None and held.cpus + order.cpus > worker.cpus + _ROUNDED:
         taken = f"{held.cpus:g} of {worker.cpus:g} are taken"
         return f"{order.cpus:g} CPUs on {worker.host}, where {taken}"
     return ""
 
 
 def room(held: Reserved, worker: Offer) -> Reserved:
-    """The most that a job may need now, as numbers a database can compare with.
-
-    A little too much of CPUs, whose sums are rounded: `lacking` has the last word.
-    """
+    """The most that a job may need now, for a database to compare with: `lacking` in numbers."""
     share = None if worker.memory_bytes is None else worker.memory_bytes - held.memory_bytes
     memory = min((left for left in (share, worker.free_bytes) if left is not None), default=_ANY)
     cpus = _ANY if worker.cpus is None else worker.cpus - held.cpus + _ROUNDED

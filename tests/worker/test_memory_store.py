@@ -8,5 +8,5 @@ from worker.store.memory import MemoryStore
 
 class TestMemoryStore(StoreContract):
     @pytest.fixture
-    def store(self):
-        return MemoryStore()
+    def opened(self):
+        return MemoryStore

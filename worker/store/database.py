@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, column, inspect, select, table
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from worker.admission import PREFERRED_S
 from worker.errors import SchemaMismatch, StoreUnavailable
 from worker.store.connections import Database
 from worker.store.sql import SqlStore
@@ -36,8 +37,12 @@ _STAMP = select(
 )
 
 
-def open_store(url: str) -> SqlStore:
+def open_store(url: str, *, preferred_s: float = PREFERRED_S) -> SqlStore:
     """Open the store at an address; an empty database is made into one.
+
+    Args:
+        url: The address.
+        preferred_s: How long a job is left to the engine on which its sandbox lives.
 
     Raises:
         SchemaMismatch: An older or newer version made it; says what to do.
@@ -51,7 +56,7 @@ def open_store(url: str) -> SqlStore:
         if not stamp.revision:
             stamp = _migrate(database)
         _check(database, stamp, {HEAD})
-        return SqlStore(database, stamp.identity)
+        return SqlStore(database, stamp.identity, preferred_s=preferred_s)
     except BaseException:
         database.close()
         raise
