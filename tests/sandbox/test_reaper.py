@@ -14,8 +14,8 @@ from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
 from sandbox.errors import EngineUnavailable, SandboxLost
 from sandbox.owner import owner
-from sandbox.reaper import Reaped, Standing, reap
-from sandbox.types import SandboxSpec
+from sandbox.reaper import Reaped, reap
+from sandbox.types import SandboxSpec, Standing
 from tests.sandbox.test_faults import docker
 
 pytestmark = pytest.mark.engine
