@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -22,14 +23,15 @@ PROJECT = f"caisson-test-{os.getpid()}"
 LABEL = f"com.docker.compose.project={PROJECT}"
 WORKERS = 2
 UP_TIMEOUT_S = 100
-# The first two stand for images that need a registry.
+# The first two stand in for images that have to be pulled.
 IMAGES = {
     "REDIS_IMAGE": "caisson-test-redis:latest",
     "POSTGRES_IMAGE": "caisson-test-postgres:latest",
     "WORKER_IMAGE": "caisson-worker:latest",
 }
-EXAMPLE = ROOT / "examples/recovery"
-OURS = ("CAISSON_", "OPENAI_", "COMPOSE_", *IMAGES, "SECRETS_DIR", "FILES_DIR", "DOCKER_GID")
+EXAMPLE = ROOT / "examples/operations"
+SETTINGS = re.findall(r"^#?(\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+OURS = ("CAISSON_", "OPENAI_", "COMPOSE_", *SETTINGS)
 
 
 def compose_command():
@@ -122,8 +124,11 @@ def is_fit(service, state):
 
 
 @pytest.fixture(scope="module")
-def stack(compose, engine, port):
+def stack(compose, engine, port, tmp_path_factory):
     socket = socket_of(engine)
+    secrets = tmp_path_factory.mktemp("secrets")
+    secrets.chmod(0o755)
+    (secrets / "key").write_text("of a model\n")
     settings = {
         **IMAGES,
         "POSTGRES_PASSWORD": "aword",
@@ -131,7 +136,10 @@ def stack(compose, engine, port):
         "DOCKER_GID": socket.stat().st_gid,
         "DOCKER_SOCKET": socket,
         "FLOWER_PORT": port,
+        "HEALTH_INTERVAL": "5s",
         "FILES_DIR": EXAMPLE,
+        "SECRETS_DIR": secrets,
+        "OPENAI_API_KEY_FILE": "/run/secrets/key",
     }
     compose.settings.write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
     try:
@@ -186,10 +194,11 @@ class TestStack:
 
     def test_a_job_from_outside_is_answered(self, stack):
         command = ("run", "--rm", "-T", "cli", "submit", (EXAMPLE / "goal.txt").read_text())
-        files = ("--file", "penguins.csv", "--replay", "recording.jsonl")
+        files = ("--file", "access.log", "--file", "error.log", "--replay", "recording.jsonl")
         job = json.loads(stack.must(*command, *files, "--wait", "--json"))
+        *_, last = (EXAMPLE / "recording.jsonl").read_text().splitlines()
         assert job["status"] == "succeeded"
-        assert job["answer"]
+        assert job["answer"] == json.loads(last)["content"]
         shown = stack.must("run", "--rm", "-T", "cli", "show", job["id"], "--json")
         assert json.loads(shown) == job
 
@@ -222,6 +231,11 @@ class TestStack:
         }
         assert having == {"worker"}
         assert stack.must("exec", "-T", "worker", "id", "-u").strip() == "10001"
+
+    def test_a_secret_may_come_from_a_file(self, stack):
+        shown = json.loads(stack.must("run", "--rm", "-T", "cli", "config", "show", "--json"))
+        origins = {setting["name"]: setting["origin"] for setting in shown}
+        assert origins["api_key"] == "OPENAI_API_KEY_FILE"
 
     def test_the_broker_asks_for_its_password(self, stack):
         assert "NOAUTH" in stack.run("exec", "-T", "redis", "redis-cli", "ping").stdout
