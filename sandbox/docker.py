@@ -21,7 +21,6 @@ from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
 from sandbox.engine import Engine
 from sandbox.errors import GuestTimeout, LinkLost, SandboxLost, SandboxUnavailable, StaleGeneration
 from sandbox.hardening import SANDBOX_UIDS, WORKSPACE, container_options
-from sandbox.owner import owner
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
 
@@ -30,7 +29,6 @@ ADOPT_S = 20.0
 LOOK_S = 1.0  # between two looks at whether the other side is still there
 FENCE_S = 5.0
 
-__all__ = ["DockerSandbox", "owner"]
 
 Harden = Callable[..., dict[str, object]]
 

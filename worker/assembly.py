@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sandbox.base import Sandbox
-from sandbox.errors import SandboxLost
+from sandbox.errors import EngineUnavailable, LinkLost, SandboxUnavailable, StaleGeneration
 from sandbox.mounts import check_mounts
 from sandbox.types import Limits, Mount, SandboxSpec
 from worker.budget import BudgetHook
@@ -29,6 +30,7 @@ from worker.settings import Settings
 from worker.sizes import said_bytes
 from worker.tools import Toolbox
 
+_log = logging.getLogger(__name__)
 _HEADER_CHARS = 400
 _TABLES = {".csv", ".tsv"}
 
@@ -131,15 +133,16 @@ def start_sandbox(settings: Settings, spec: SandboxSpec) -> Sandbox:
         from sandbox.process import ProcessSandbox  # noqa: PLC0415 - one driver, not both
 
         return ProcessSandbox.start(spec, allow_unisolated=settings.allow_unisolated)
-    from sandbox.docker import DockerSandbox, owner  # noqa: PLC0415
+    from sandbox.docker import DockerSandbox  # noqa: PLC0415
+    from sandbox.owner import owner  # noqa: PLC0415
 
     return DockerSandbox.start(spec.model_copy(update={"owner": owner()}))
 
 
 def adopt_sandbox(settings: Settings, spec: SandboxSpec, place: str) -> Sandbox | None:
-    """Take over a running sandbox; None if it does not live any more.
+    """Take over a running sandbox; None if it does not live any more, or is of no use.
 
-    Raises `SandboxUnavailable`: `StaleGeneration` when another worker has it.
+    Raises `StaleGeneration` when another worker has it, `EngineUnavailable`, and `LinkLost`.
     """
     if settings.driver == "process":
         return None  # it ended with its host
@@ -147,7 +150,10 @@ def adopt_sandbox(settings: Settings, spec: SandboxSpec, place: str) -> Sandbox 
 
     try:
         return DockerSandbox.adopt(place, spec)
-    except SandboxLost:
+    except (StaleGeneration, EngineUnavailable, LinkLost):
+        raise
+    except SandboxUnavailable as error:  # it has ended, is stuck, or speaks another version
+        _log.info("sandbox %s is not taken over: %s", place, error)
         return None
 
 
