@@ -1,4 +1,4 @@
-"""The store in a database: the contract over both kinds, and what only real servers can do."""
+"""The store in a database: the contract over SQLite and PostgreSQL, both for real."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from tests.worker.store_contract import StoreContract
 from worker.store.database import open_store
 
 
-@pytest.fixture
-def sqlite_url(tmp_path):
-    return f"sqlite:///{tmp_path}/data/caisson.db"
-
-
 @pytest.fixture(scope="module")
 def kept_url(postgres_server):
     postgres_server.start()
@@ -22,11 +17,11 @@ def kept_url(postgres_server):
 
 class TestSqlite(StoreContract):
     @pytest.fixture
-    def opened(self, sqlite_url):
+    def opened(self, tmp_path):
         stores = []
 
         def make(**options):
-            stores.append(open_store(sqlite_url, **options))
+            stores.append(open_store(f"sqlite:///{tmp_path}/caisson.db", **options))
             return stores[-1]
 
         yield make

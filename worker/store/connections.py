@@ -1,6 +1,8 @@
 """Connections to a database, transactions over them, and what is done when they break.
 
-A connection belongs to the process that made it: after a fork each process makes its own.
+A connection belongs to the process that made it: after a fork each process makes its own. SQLite
+also keeps for itself, once per process, which locks it has; a child that inherits this believes to
+have locks that it has not. So no file is open while a process forks.
 
 What SQLite promises here: a transaction that was committed survives the end of every process, by
 whatever signal (WAL). With `synchronous=NORMAL` it is not waited for the disk, which would take
@@ -13,11 +15,13 @@ within one for less than a millisecond at a time. PostgreSQL ends such a transac
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -71,6 +75,42 @@ def _never(_connection: Connection, _found: object) -> bool:
     return False
 
 
+class _Gate:
+    """Lets threads use connections, and none while the process forks."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Be as new: in a child there are no other threads."""
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closings = 0
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closings)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nobody in until `open`, and wait for those inside."""
+        with self._changed:
+            self._closings += 1
+            self._changed.wait_for(lambda: not self._inside, _BUSY_S)
+
+    def open(self) -> None:
+        with self._changed:
+            self._closings -= 1
+            self._changed.notify_all()
+
+
 class Database:
     """One database by its address. Nothing is connected before it is needed.
 
@@ -81,6 +121,9 @@ class Database:
         self.url = _parsed(url)
         self.shown = without_password(url)
         self._engines: dict[int, tuple[Engine, Engine, Engine]] = {}
+        self._gate = _Gate()
+        if self.is_sqlite:
+            _files.add(self)
 
     @property
     def is_sqlite(self) -> bool:
@@ -131,6 +174,16 @@ class Database:
                 connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(-1, 0)")
             yield connection
+
+    def before_fork(self) -> None:
+        self._gate.close()
+        self.close()
+
+    def after_fork(self) -> None:
+        self._gate.open()
+
+    def after_fork_in_child(self) -> None:
+        self._gate.reset()
 
     # ---- transactions
 
@@ -199,13 +252,17 @@ class Database:
     @contextmanager
     def _speaking(self) -> Iterator[None]:
         try:
-            yield
+            with self._gate.passed():
+                yield
         except (DBAPIError, PoolTimeout) as error:
             raise StoreUnavailable(self._said(error)) from error
 
     def _said(self, error: SQLAlchemyError) -> str:
-        reason = "; ".join(str(getattr(error, "orig", None) or error).split("\n"))
-        return f"{self.shown}: {' '.join(reason.split())[:_SAID]}"
+        cause = getattr(error, "orig", None) or error
+        # PostgreSQL's own answer comes with the statement; that of its library has several lines.
+        said = getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)
+        reason = "; ".join(line.strip() for line in said.splitlines())
+        return f"{self.shown}: {reason[:_SAID]}"
 
 
 def _is_undone(error: DBAPIError) -> bool:
@@ -219,9 +276,9 @@ def _parsed(url: str) -> URL:
     except (ValueError, ArgumentError) as error:
         reason = str(error) if isinstance(error, ValueError) else "cannot be read"
         raise SettingsInvalid(f"the address of the database {reason}") from None
-    is_shared = parsed.database not in {None, "", ":memory:"}
-    if parsed.get_backend_name() == "sqlite" and not is_shared:
-        raise SettingsInvalid("a database in memory cannot be shared; name a file: sqlite:////…")
+    is_file = parsed.database not in {None, "", ":memory:"} and not parsed.host
+    if parsed.get_backend_name() == "sqlite" and not is_file:
+        raise SettingsInvalid("the address of the database names no file; write sqlite:////…")
     return parsed
 
 
@@ -253,3 +310,21 @@ def _use_wal(cursor: Any) -> None:  # noqa: ANN401 - a cursor of whichever drive
 
 def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+_files: WeakSet[Database] = WeakSet()
+
+
+def _each_file(tell: Callable[[Database], None]) -> Callable[[], None]:
+    def tell_each() -> None:
+        for database in tuple(_files):
+            tell(database)
+
+    return tell_each
+
+
+os.register_at_fork(
+    before=_each_file(Database.before_fork),
+    after_in_parent=_each_file(Database.after_fork),
+    after_in_child=_each_file(Database.after_fork_in_child),
+)

@@ -95,7 +95,8 @@ def _make_file(database: Database) -> None:
         return
     path = Path(name)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StoreUnavailable(f"{database.shown}: {error.strerror}: {error.filename}") from error
@@ -105,9 +106,10 @@ def _stamp(connection: Connection) -> _Stamp:
     try:
         found = connection.execute(_STAMP).one()
     except (OperationalError, ProgrammingError):
-        if inspect(connection).has_table(VERSION_TABLE):
-            raise
-        return _Stamp()
+        if not inspect(connection).has_table(VERSION_TABLE):
+            return _Stamp()
+        # Another process has just made it, or something else is wrong, which is raised again.
+        found = connection.execute(_STAMP).one()
     return _Stamp(found[0] or "", found[1] or "")
 
 
@@ -123,11 +125,11 @@ def _migrate(database: Database) -> _Stamp:
                 f"{database.shown} holds tables of something else ({', '.join(sorted(foreign))}); "
                 "name a database of its own"
             )
-        _run_migrations(connection)
+        _run_migrations(connection, HEAD)
         return _stamp(connection)
 
 
-def _run_migrations(connection: Connection) -> None:
+def _run_migrations(connection: Connection, revision: str) -> None:
     # Loaded only where there is something to migrate: it takes as long as the rest together.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
@@ -137,4 +139,4 @@ def _run_migrations(connection: Connection) -> None:
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     with _alembic:
-        command.upgrade(config, HEAD)
+        command.upgrade(config, revision)
