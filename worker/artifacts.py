@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +19,18 @@ from typing import BinaryIO, Protocol
 
 from sandbox.base import Sandbox
 from sandbox.errors import SandboxError, SandboxUnavailable
-from sandbox.types import FileInfo
+from sandbox.types import MIB, FileInfo
 from worker.errors import StoreUnavailable
 from worker.history import History
 from worker.hooks import Run
-from worker.messages import Artifact, ArtifactsAdded, Record
+from worker.messages import Artifact, ArtifactsAdded, Record, Status
 from worker.store.blobs import Blobs
 
 _log = logging.getLogger(__name__)
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"\\|?*\u2028\u2029\u202a-\u202e\ud800-\udfff]')
 _LONGEST = 120
+_CANCELLED_S = 2.0
+_CANCELLED_BYTES = 16 * MIB  # what takes about a second
 
 
 class Caps(Record):
@@ -102,10 +105,13 @@ def collect(
     cannot be had, are left for later without a word; one that is cancelled is not kept waiting;
     and all versions of files that are ever taken so are no more than the caps allow.
 
+    After a job was cancelled, only what can be had within two seconds is taken.
+
     Raises `SandboxUnavailable`; what was taken until then is kept.
     """
     is_checkpoint = most_bytes is not None
     tell = _log.info if is_checkpoint else run.remark
+    patience = _Patience(run, is_checkpoint=is_checkpoint)
     files = _offered(run.history, most_bytes)
     files, over = _within(files, run.job.artifacts, caps.files)
     if over:
@@ -113,8 +119,9 @@ def collect(
     kept: list[Artifact] = []
     try:
         for file, name in zip(files, safe_names(files, run.job.artifacts), strict=True):
-            if is_checkpoint and run.is_cancelled():
-                return
+            if patience.is_over(file):
+                tell(f"{file.name} was left behind: the job is cancelled")
+                continue
             left = _bytes_left(run.history, kept, file, caps, is_checkpoint=is_checkpoint)
             try:
                 kept.append(_take(sandbox, shelf, file, name, left))
@@ -125,6 +132,20 @@ def collect(
     finally:
         if kept:
             run.append(ArtifactsAdded(artifacts=tuple(kept)))
+
+
+class _Patience:
+    """Whether the next file may still be taken, now that somebody may wait for the end."""
+
+    def __init__(self, run: Run, *, is_checkpoint: bool) -> None:
+        self._run, self._is_checkpoint = run, is_checkpoint
+        self._ends_at = time.monotonic() + _CANCELLED_S
+
+    def is_over(self, file: FileInfo) -> bool:
+        if self._is_checkpoint:
+            return self._run.is_cancelled()
+        is_late = time.monotonic() > self._ends_at or file.size > _CANCELLED_BYTES
+        return is_late and self._run.job.status is Status.CANCELLED
 
 
 def _offered(history: History, most_bytes: int | None) -> list[FileInfo]:
