@@ -15,6 +15,7 @@ within one for less than a millisecond at a time. PostgreSQL ends such a transac
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -295,14 +296,14 @@ def _prepare(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
     cursor.close()
 
 
-def _use_wal(cursor: Any) -> None:  # noqa: ANN401 - a cursor of whichever driver
+def _use_wal(cursor: Any) -> None:  # noqa: ANN401 - the driver's own
     """Keep a write-ahead log. SQLite does not wait for others when it turns to one."""
     give_up_at = time.monotonic() + _BUSY_S
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
             return
-        except Exception as error:
+        except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > give_up_at:
                 raise
             time.sleep(0.02)
