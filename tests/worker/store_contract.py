@@ -45,7 +45,7 @@ ASKED = (
     *("load", "events", "get", "order", "attempts", "claim"),
     *("request_cancel", "is_cancel_requested", "delivered"),
 )
-SHORT_S = 0.15
+SHORT_S = 0.25
 LONG_S = 60.0
 GIB = 2**30
 AWKWARD = (
@@ -223,10 +223,10 @@ class StoreContract:
         assert store.load("one") == (job, ())
 
     @pytest.mark.parametrize("ask", ASKED)
-    @pytest.mark.parametrize("name", ["nothing", "", "nul\0", "\ud800"])
-    def test_an_unknown_job_is_an_error(self, store, job, ask, name):
-        with pytest.raises(JobUnknown):
-            getattr(store, ask)(name)
+    def test_an_unknown_job_is_an_error(self, store, job, ask):
+        for name in ("nothing", "", "nul\0", "\ud800"):
+            with pytest.raises(JobUnknown):
+                getattr(store, ask)(name)
 
     def test_an_unknown_job_takes_nothing(self, store):
         with pytest.raises(JobUnknown):
@@ -249,11 +249,11 @@ class StoreContract:
         self.append(store, *events)
         assert store.load("one")[1] == events
 
-    @pytest.mark.parametrize("after", [0, 1, 9, 10, 11])
-    def test_events_are_read_from_any_point_on(self, store, claim, after):
+    def test_events_are_read_from_any_point_on(self, store, claim):
         events = tuple(Remarked(text=str(i)) for i in range(10))
         self.append(store, *events)
-        assert store.events("one", after) == events[after:]
+        for after in range(12):
+            assert store.events("one", after) == events[after:]
 
     @pytest.mark.parametrize("text", AWKWARD)
     def test_any_text_survives(self, store, text):

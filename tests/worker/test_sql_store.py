@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
-from sqlalchemy import text
+from sqlalchemy import delete
 
 from tests.worker.store_contract import StoreContract
 from worker.store.database import open_store
+from worker.store.tables import jobs, workers
+
+
+@contextlib.contextmanager
+def emptied(url):
+    """Give the store at an address, without jobs; it is kept, because to make one takes long."""
+    with contextlib.ExitStack() as stack:
+        stores = {}
+
+        def make(**options):
+            key = tuple(options.items())
+            if key not in stores:
+                closing = contextlib.closing(open_store(url, **options))
+                stores[key] = stack.enter_context(closing)
+            for table in (jobs, workers):
+                stores[key]._database.write(lambda c, table=table: c.execute(delete(table)))
+            return stores[key]
+
+        yield make
 
 
 @pytest.fixture(scope="module")
-def kept_url(postgres_server):
+def in_sqlite(tmp_path_factory):
+    with emptied(f"sqlite:///{tmp_path_factory.mktemp('store')}/caisson.db") as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def in_postgres(postgres_server):
     postgres_server.start()
-    return postgres_server.database()
+    with emptied(postgres_server.database()) as make:
+        yield make
 
 
 class TestSqlite(StoreContract):
     @pytest.fixture
-    def opened(self, tmp_path):
-        stores = []
-
-        def make(**options):
-            stores.append(open_store(f"sqlite:///{tmp_path}/caisson.db", **options))
-            return stores[-1]
-
-        yield make
-        for store in stores:
-            store.close()
+    def opened(self, in_sqlite):
+        return in_sqlite
 
 
 class TestPostgres(StoreContract):
-    """One database for all tests, emptied for each: to make one takes longer than a test."""
-
     @pytest.fixture
-    def opened(self, kept_url):
-        stores = []
-
-        def make(**options):
-            stores.append(store := open_store(kept_url, **options))
-            store._database.write(lambda c: c.execute(text("TRUNCATE jobs, workers CASCADE")))
-            return store
-
-        yield make
-        for store in stores:
-            store.close()
+    def opened(self, in_postgres):
+        return in_postgres
