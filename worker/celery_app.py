@@ -31,6 +31,8 @@ PIPELINE = "caisson.pipeline"  # beside the bells, so that an end is not told be
 FOREIGN = "celery"
 RING = "worker.tasks.ring"
 SWEEP = "worker.tasks.sweep"
+RUN = "worker.tasks.run"
+COLLECT = "worker.tasks.collect"
 # How long Redis waits for the end of a task before it gives it to another worker. Ours that are
 # acknowledged late take a moment; what an application of yours does may take longer.
 VISIBILITY_TIMEOUT_S = 600.0
@@ -93,7 +95,9 @@ def configure(settings: Settings) -> dict[str, Any]:
         "enable_utc": True,
         "timezone": "UTC",
         "task_default_queue": FOREIGN,
+        "task_routes": {RING: {"queue": BELLS}, "worker.tasks.*": {"queue": PIPELINE}},
         "task_queues": [_queue(name) for name in (FOREIGN, BELLS, PIPELINE)],
+        "worker_consumer": "worker.consumer:SwiftConsumer",
         "worker_prefetch_multiplier": 1,
         "worker_disable_prefetch": is_redis,  # only there; elsewhere one bell a slot waits
         # A job goes on when the broker is away: it needs none until its end.

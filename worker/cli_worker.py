@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worker.store.base import Store
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
-_MISSED_S = 15.0  # a worker that was not seen for so long, or three sweeps, does not consume
+_MISSED_SWEEPS, _SLACK_S = 3, 3.0  # a worker that was not seen for so long does not consume
 
 
 def register(app: typer.Typer) -> None:
@@ -127,9 +127,11 @@ def _engine(settings: Settings) -> str:
 
 
 def _check(settings: Settings, *, as_json: bool) -> int:
+    from sandbox.errors import SandboxError
+
     try:
         detail = _health(settings)
-    except CaissonError as error:
+    except (CaissonError, SandboxError) as error:
         if as_json:
             print(json.dumps({"ok": False, "detail": str(error)}), flush=True)
         raise
@@ -139,10 +141,19 @@ def _check(settings: Settings, *, as_json: bool) -> int:
 
 
 def _health(settings: Settings) -> str:
-    """Say that a worker of this host consumes. Raises `Infrastructure` when none does."""
+    """Say that a worker of this host consumes, and its engine answers.
+
+    Raises `Infrastructure` or `EngineUnavailable`.
+    """
+    from contextlib import closing
+
+    from sandbox.engine import Engine
     from worker.store.database import open_store
 
-    host, fresh_s = socket.gethostname(), max(_MISSED_S, 3 * settings.sweep_s)
+    if settings.driver == "docker":
+        with closing(Engine()) as engine:
+            engine.identity()
+    host, fresh_s = socket.gethostname(), _MISSED_SWEEPS * settings.sweep_s + _SLACK_S
     store = open_store(settings.database)
     try:
         seen = [worker for worker in store.workers(fresh_s) if worker.host == host]

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +23,10 @@ from celery import bootsteps, platforms, signals
 from celery.apps.worker import Worker as CeleryWorker
 from celery.worker import state
 from celery.worker.consumer import Consumer, Tasks
+from kombu.connection import Connection
 
-from worker import draining
-from worker.celery_app import BELLS, FOREIGN, PIPELINE, app
-from worker.delivery import COLLECT
+from worker import draining, redis_transport
+from worker.celery_app import BELLS, COLLECT, FOREIGN, PIPELINE, app
 from worker.logs import log_to_stdout
 
 PULSE_S = 1.0
@@ -49,6 +50,19 @@ class Worker(CeleryWorker):  # type: ignore[misc]
         state.should_stop = os.EX_OK
 
 
+class SwiftConsumer(Consumer):  # type: ignore[misc]
+    """Celery's consumer, which tries to connect every second or two instead of ever more rarely.
+
+    A broker is back soon: the embedded one within a second.
+    """
+
+    def ensure_connected(self, conn: Connection) -> Any:  # noqa: ANN401
+        pauses = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 2.0}
+        patient = partial(conn.ensure_connection, **pauses)
+        conn.ensure_connection = patient  # type: ignore[method-assign]
+        return super().ensure_connected(conn)
+
+
 class Pulse(bootsteps.StartStopStep):  # type: ignore[misc]
     """Tells the keeper each second how it stands, from the very loop that takes messages."""
 
@@ -67,6 +81,7 @@ class Pulse(bootsteps.StartStopStep):  # type: ignore[misc]
         return self.descriptor is not None
 
     def start(self, parent: Consumer) -> None:
+        parent.timer.call_after(0, self._beat, (parent,))  # once the loop runs
         self._timer = parent.timer.call_repeatedly(PULSE_S, self._beat, (parent,))
 
     def stop(self, parent: Consumer) -> None:
@@ -97,6 +112,7 @@ class Pulse(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 app.steps["consumer"].add(Pulse)
+redis_transport.install()
 
 
 def main() -> None:

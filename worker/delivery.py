@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from celery.result import denied_join_result
 from kombu.connection import Connection
 from kombu.utils import json as kombu_json
 from pydantic import Field
 
-from worker.celery_app import PIPELINE, app
+from worker.celery_app import COLLECT, PIPELINE, RUN, app
 from worker.errors import CaissonError
 from worker.messages import Job, Record, Status, Wire
 
-COLLECT = "worker.tasks.collect"
 _MOST_CHARS = 2000  # of a failure's message
 # What belongs to one message, not to the place of a task in a pipeline.
 _NOT_KEPT = frozenset({"expires", "retries", "reply_to", "soft_time_limit", "time_limit", "origin"})
@@ -126,13 +126,14 @@ def tell(connection: Connection, job_id: str, place: Wire, *, is_shared: bool = 
 
     `is_shared`: the job is another's, whose pipeline is told apart from this one.
     """
-    app.send_task(
-        COLLECT,
-        (job_id,),
-        {"raise_on_failure": place["raise_on_failure"], "is_shared": is_shared},
-        queue=PIPELINE,
-        connection=connection,
-        add_to_parent=False,
-        shadow="worker.tasks.run",
-        **{name: value for name, value in place["options"].items() if name != "shadow"},
-    )
+    with denied_join_result():  # else the result would be listened for, here
+        app.send_task(
+            COLLECT,
+            (job_id,),
+            {"raise_on_failure": place["raise_on_failure"], "is_shared": is_shared},
+            queue=PIPELINE,
+            connection=connection,
+            add_to_parent=False,
+            shadow=RUN,
+            **{name: value for name, value in place["options"].items() if name != "shadow"},
+        )

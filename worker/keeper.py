@@ -48,7 +48,7 @@ FRESH_S = 5.0  # a pulse comes every second
 _TICK_S = 0.2
 _DRAIN_S = 12.0  # then it is ended by force; its jobs are taken over when their leases are over
 _DEAF_S = 15.0  # so long may messages wait beside free slots
-_SILENT_S = 60.0  # so long may the consumer's loop stand still while the broker answers
+_SILENT_S = 20.0  # so long may the consumer's loop stand still while the broker answers
 _RESTART_S = 1.0
 _LONGEST_RESTART_S = 30.0
 _MOST_UNREAD = 1_000_000  # bytes of a pulse without an end
@@ -155,6 +155,7 @@ class Keeper:
         self._must_restart = ""  # why
         self._pause_s, self._next_start = _RESTART_S, 0.0
         self._deafness = Deafness()
+        self._answers_since: float | None = None  # the broker, without a break
         self._heard: list[Pulse] = []  # with something to do about it
 
     def run(self) -> int:
@@ -319,8 +320,9 @@ class Keeper:
             queued = self._look_at_queue()
         except Exception as error:  # noqa: BLE001 - every driver has its own
             _log.warning("the broker cannot be reached: %s", error)
-            return
-        self._judge(consumer, queued)
+            self._answers_since = None
+        else:
+            self._judge(consumer, queued)
 
     def _look_at_queue(self) -> int:
         """Sweep, and return how many messages wait."""
@@ -332,8 +334,9 @@ class Keeper:
     def _judge(self, consumer: _Process, queued: int) -> None:
         """Find a consumer that lives and hears nothing. The broker has just answered us."""
         now = time.monotonic()
+        self._answers_since = since = self._answers_since or now
         deaf_s = self._deafness.judge(consumer.pulse, queued, now)
-        silent_s = now - max(consumer.heard_at, consumer.started_at)
+        silent_s = now - max(consumer.heard_at, consumer.started_at, since)
         if deaf_s > _DEAF_S:
             self._must_restart = f"{queued} messages wait and none was taken for {deaf_s:.0f} s"
         elif silent_s > _SILENT_S:

@@ -37,8 +37,10 @@ from sandbox.errors import SandboxError
 from worker import draining
 from worker.celery_app import (
     BELLS,
+    COLLECT,
     PIPELINE,
     RING,
+    RUN,
     SWEEP,
     app,
     connect,
@@ -47,7 +49,7 @@ from worker.celery_app import (
     waiting,
 )
 from worker.celery_app import ring as ring_now
-from worker.delivery import COLLECT, JobFailed, failure_of, place_of, result_of, task_of, tell
+from worker.delivery import JobFailed, failure_of, place_of, result_of, task_of, tell
 from worker.errors import BrokerUnavailable, CaissonError, InputInvalid, StoreUnavailable
 from worker.history import History
 from worker.hooks import Observer
@@ -124,7 +126,7 @@ def _own() -> _Own:
 # ---- bells
 
 
-@app.task(name=RING, ignore_result=True, queue=BELLS)  # type: ignore[untyped-decorator]
+@app.task(name=RING, ignore_result=True, shared=False)  # type: ignore[untyped-decorator]
 def ring() -> None:
     """Look for work and do it: one job at most. What fails on our side is tried again later."""
     if draining.is_draining():
@@ -163,7 +165,7 @@ def _lenient() -> Iterator[None]:
         _log.warning("the broker cannot be reached: %s", error)
 
 
-@app.task(name=SWEEP, ignore_result=True, queue=PIPELINE)  # type: ignore[untyped-decorator]
+@app.task(name=SWEEP, ignore_result=True, shared=False)  # type: ignore[untyped-decorator]
 def sweep() -> None:
     """See `sweep_now`."""
     try:
@@ -213,7 +215,6 @@ class PipelineTask(Task):  # type: ignore[misc]
     """
 
     acks_late = True
-    queue = PIPELINE
     reject_on_worker_lost = True
     retry_on_worker_lost = True
     max_retries = 3
@@ -228,7 +229,7 @@ class PipelineTask(Task):  # type: ignore[misc]
     subtask = signature
 
 
-@app.task(base=PipelineTask, bind=True, name="worker.tasks.run")  # type: ignore[untyped-decorator]
+@app.task(base=PipelineTask, bind=True, name=RUN, shared=False)  # type: ignore[untyped-decorator]
 def run(self: Task, *texts: Any, **fields: Any) -> NoReturn:  # noqa: ANN401
     """Let an agent work on a goal; see this module, and `Step` for the arguments."""
     step = read_step(texts, fields)
@@ -317,7 +318,7 @@ class CollectTask(PipelineTask):
             _own().store.delivered(args[0])
 
 
-@app.task(base=CollectTask, bind=True, name=COLLECT)  # type: ignore[untyped-decorator]
+@app.task(base=CollectTask, bind=True, name=COLLECT, shared=False)  # type: ignore[untyped-decorator]
 def collect(
     self: Task, job_id: str, *, raise_on_failure: bool = True, is_shared: bool = False
 ) -> Wire:

@@ -23,7 +23,7 @@ from worker.store.blobs import Blobs
 from worker.store.database import open_store
 from worker.submission import Submission, submit
 
-COMMAND = Path(sys.executable).with_name("caisson")
+COMMAND = [Path(sys.executable).with_name("caisson")]
 PARTS = ("OPENAI_", "CAISSON_")
 READY_S = 30.0
 
@@ -59,7 +59,7 @@ class Worker:
         self.lines = []
         self._said = queue.Queue()
         self.process = subprocess.Popen(
-            [COMMAND, "worker", *options],
+            [*COMMAND, "worker", *options],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -162,13 +162,13 @@ class Place:
         worker = Worker(self.environment, "--concurrency", "2", *options)
         self._stack.callback(worker.close)
         if is_ready:
-            worker.said(" ready")
+            worker.said("ready")
         return worker
 
     def check(self):
         """The exit code of the health check, and what it says."""
         done = subprocess.run(
-            [COMMAND, "worker", "--check"],
+            [*COMMAND, "worker", "--check"],
             env=self.environment,
             capture_output=True,
             text=True,

@@ -156,7 +156,7 @@ def test_a_server_that_cannot_start_is_said_in_its_own_words(home):
     broker = EmbeddedBroker(home)
     (home / "broker" / "appendonlydir").mkdir(parents=True)
     (home / "broker" / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
-    with pytest.raises(BrokerUnavailable, match="does not start: .*manifest"):
+    with pytest.raises(BrokerUnavailable, match=r"does not start: .*manifest"):
         broker.open()
     broker.close()
 

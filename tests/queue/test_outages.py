@@ -1,0 +1,116 @@
+"""A worker whose broker goes away, comes back, or forgets everything takes messages again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.queue.conftest import eventually
+
+TINY = "x = 1"
+BUSY = "import time\ntime.sleep(0.3)"
+
+
+def submit_many(place, number):
+    return [place.submit(BUSY) for _ in range(number)]
+
+
+def all_over(place, jobs):
+    return all(place.is_over(job) for job in jobs)
+
+
+def has_claimed_once(place, jobs):
+    return all(len(place.store.attempts(job)) == 1 for job in jobs)
+
+
+def test_cut_connections_under_load_lose_nothing(redis_place, redis_server):
+    redis_place.worker()
+    jobs = submit_many(redis_place, 8)
+    with redis_server.client() as client:
+        for _ in range(4):
+            time.sleep(0.5)
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    eventually(lambda: all_over(redis_place, jobs), 40)
+    assert has_claimed_once(redis_place, jobs)
+    assert redis_place.finished(redis_place.submit(TINY), 10)
+
+
+def test_a_cut_line_of_remote_control_does_not_stop_the_consumer(redis_place, redis_server):
+    redis_place.worker()
+    with redis_server.client() as client:
+        for _ in range(3):
+            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            redis_place.finished(redis_place.submit(TINY), 10)
+
+
+def test_a_broker_that_forgets_everything_under_load_loses_no_job(redis_place, redis_server):
+    redis_place.worker()
+    jobs = submit_many(redis_place, 8)
+    with redis_server.client() as client:
+        for _ in range(3):
+            time.sleep(0.5)
+            client.flushall()
+    eventually(lambda: all_over(redis_place, jobs), 40)
+    assert has_claimed_once(redis_place, jobs)
+
+
+@pytest.mark.servers("redis")
+def test_jobs_go_on_while_the_broker_is_away_and_new_ones_are_found_when_it_is_back(
+    place_with, redis_server
+):
+    place = place_with(broker_url=redis_server.database())
+    place.worker()
+    long = place.submit("import time\ntime.sleep(4)")
+    eventually(lambda: place.store.get(long).is_held)
+    redis_server.kill()
+    later = place.submit(TINY)  # its bell is lost
+    place.finished(long, 20)
+    assert not place.is_over(later)
+    redis_server.start()
+    place.finished(later, 8)
+    assert has_claimed_once(place, [long, later])
+
+
+def test_a_worker_takes_messages_again_when_rabbit_was_restarted(
+    place_with, rabbit_server, rabbit_url
+):
+    place = place_with(broker_url=rabbit_url)
+    worker = place.worker()
+    assert place.finished(place.submit(TINY))
+    rabbit_server.kill()
+    later = place.submit(TINY)
+    rabbit_server.start()
+    place.finished(later, 40)
+    assert has_claimed_once(place, [later])
+    assert worker.process.poll() is None
+
+
+def test_the_check_fails_for_a_worker_that_does_not_consume_and_passes_for_a_busy_one(place):
+    worker = place.worker()
+    long = [place.submit("import time\ntime.sleep(4)") for _ in range(2)]
+    eventually(lambda: all(place.store.get(job).is_held for job in long))
+    assert place.check()[0] == 0
+    consumer = worker.consumer
+    consumer.suspend()  # its pool works on, its loop stands still
+    try:
+        time.sleep(1)
+        code, said = eventually(lambda: (found := place.check())[0] and found, 30, 1.0)
+    finally:
+        consumer.resume()
+    assert code == 5
+    assert "no worker on" in said
+    eventually(lambda: place.check()[0] == 0, 15, 0.5)
+
+
+def test_a_consumer_that_dies_is_started_again(place):
+    worker = place.worker()
+    job = place.submit("import time\ntime.sleep(1)")
+    eventually(lambda: place.store.get(job).is_held)
+    os.kill(worker.consumer.pid, signal.SIGKILL)
+    worker.said("the consumer has ended (-9)")
+    worker.said("ready")
+    place.finished(job)

@@ -1,0 +1,243 @@
+"""`worker.tasks.run` in chains, groups and chords of another application."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
+
+from tests.queue import pipeline
+from tests.queue.conftest import Place, eventually, recording
+from worker import celery_app
+from worker.cancelling import cancel
+from worker.delivery import JobFailed, JobResult, tell
+from worker.errors import InputInvalid
+from worker.messages import Status
+from worker.tasks import run
+
+WAIT_S = 40
+
+
+@contextmanager
+def foreign_worker(url, notes):
+    """The other application's own worker."""
+    options = ["-P", "solo", "-l", "WARNING", "--without-gossip", "--without-mingle"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "tests.queue.pipeline", "worker", *options],
+        env={**os.environ, pipeline.BROKER: url, pipeline.NOTES: str(notes)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Stage:
+    """A place for jobs, and an application that has pipelines."""
+
+    def __init__(self, place, url, stack, results=None):
+        self.place = place
+        self.notes = place.home / "notes"
+        self.notes.touch()
+        self.app = pipeline.application(url, results)
+        stack.callback(self.close)
+        stack.enter_context(foreign_worker(url, self.notes))
+
+    def close(self):
+        self.app.pool.force_close_all()
+        self.app.close()
+
+    def task(self, name):
+        return self.app.tasks[f"pipeline.{name}"]
+
+    def step(self, *cells, answer="done", **fields):
+        replay = recording(self.place.files, *cells, answer=answer)
+        return self.bound(run.s("do it", replay=str(replay), **fields))
+
+    def bound(self, step):
+        """Let it go through their application, which knows our task by its name alone."""
+        step._type, step._app = None, self.app
+        return step
+
+    def read(self):
+        return sorted(self.notes.read_text().splitlines())
+
+
+@contextmanager
+def staged(folder, server):
+    with ExitStack() as stack:
+        url = server.database()
+        celery_app._in_force.clear()
+        yield Stage(Place(folder / "home", stack, broker_url=url), url, stack)
+        celery_app._in_force.clear()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, redis_server):
+    """A stage with a worker of ours."""
+    with staged(tmp_path_factory.mktemp("stage"), redis_server) as stage:
+        stage.place.worker()
+        yield stage
+
+
+@pytest.fixture
+def stage(shared):
+    shared.notes.write_text("")
+    return shared
+
+
+@pytest.fixture
+def empty_stage(tmp_path, redis_server):
+    """A stage without a worker of ours."""
+    with staged(tmp_path, redis_server) as stage:
+        yield stage
+
+
+def pipeline_of(stage, *cells):
+    steps = [stage.task("extract").s(), stage.step(*cells), stage.task("notify").s()]
+    return chain(*steps, app=stage.app)
+
+
+def test_a_chain_goes_through_a_job_which_is_told_what_came_before(stage):
+    result = pipeline_of(stage, "x = 1").apply_async()
+    assert result.get(timeout=WAIT_S) == "done"
+    assert stage.read() == ["extract", "notify succeeded done"]
+    told = JobResult.model_validate(result.parent.get(timeout=WAIT_S))
+    assert told.status is Status.SUCCEEDED
+    assert told.id == result.parent.id
+    assert '"rows"' in stage.place.job(told.id).goal
+    eventually(lambda: not stage.place.store.undelivered())
+
+
+def test_a_chain_completes_once_when_its_worker_is_killed_in_the_middle(empty_stage):
+    stage = empty_stage
+    first = stage.place.worker()
+    result = pipeline_of(stage, "import time\ntime.sleep(2)").apply_async()
+    job_id = result.parent.id
+    eventually(lambda: read_worker(stage.place, job_id), WAIT_S)
+    first.kill()
+    stage.place.worker()
+    assert result.get(timeout=WAIT_S) == "done"
+    time.sleep(2)  # for a sweep to tell it twice, if it would
+    assert stage.read() == ["extract", "notify succeeded done"]
+    assert len(stage.place.store.attempts(job_id)) == 2
+
+
+def read_worker(place, job_id):
+    """Whether somebody works on a job that may not be there yet."""
+    return any(one.job.id == job_id and one.is_held for one in place.store.jobs())
+
+
+def test_a_chord_is_told_when_all_of_its_jobs_have_ended(stage):
+    steps = [stage.step("x = 1", answer=text) for text in ("a", "b", "c")]
+    header = group(steps, app=stage.app)
+    result = chord(header, stage.task("gather").s(), app=stage.app).apply_async()
+    assert result.get(timeout=WAIT_S) == ["a", "b", "c"]
+    assert stage.read() == ["gather"]
+
+
+def test_a_group_gives_all_results(stage):
+    steps = [stage.step(answer=text) for text in ("a", "b")]
+    found = group(steps, app=stage.app).apply_async().get(timeout=WAIT_S)
+    assert [each["answer"] for each in found] == ["a", "b"]
+
+
+def test_a_job_without_an_answer_fails_the_pipeline_and_its_errback_is_called(stage):
+    step = stage.step("x = 1", options={"max_steps": 1})
+    step.link_error(stage.task("complain").s())
+    result = chain(step, stage.task("notify").s(), app=stage.app).apply_async()
+    with pytest.raises(JobFailed, match=f"job {result.parent.id} \\(failed, budget\\): "):
+        result.get(timeout=WAIT_S)
+    eventually(lambda: stage.read() == [f"complain {result.parent.id}"])
+
+
+def test_a_failure_is_a_result_where_that_is_asked_for(stage):
+    step = stage.step("x = 1", options={"max_steps": 1}, raise_on_failure=False)
+    found = JobResult.model_validate(step.apply_async().get(timeout=WAIT_S))
+    assert found.status is Status.FAILED
+    assert found.finish_reason == "budget"
+
+
+def test_an_answer_that_is_too_long_becomes_its_beginning_and_a_reference(stage):
+    result = stage.step(answer="x" * 100_000).apply_async()
+    found = JobResult.model_validate(result.get(timeout=WAIT_S))
+    assert found.reference.job == result.id
+    assert found.reference.bytes > 100_000
+    assert 50_000 < len(found.answer) < 65_536
+    assert stage.place.job(result.id).answer == "x" * 100_000
+
+
+def test_much_data_becomes_a_file(stage):
+    step = stage.step("import json\nprint(len(json.load(open('data.json'))))")
+    step.args = ([*range(5000)], *step.args)
+    result = step.apply_async()
+    result.get(timeout=WAIT_S)
+    _, events = stage.place.store.load(result.id)
+    shown = [event.result.text for event in events if event.kind == "result"]
+    assert "5000" in shown[0]
+
+
+def test_wrong_arguments_are_said_in_one_line(stage):
+    result = stage.bound(run.s("do it", colour="red")).apply_async()
+    with pytest.raises(InputInvalid, match=r"worker\.tasks\.run: colour"):
+        result.get(timeout=WAIT_S)
+
+
+def test_tasks_of_one_key_are_one_job(stage):
+    steps = [stage.step("x = 1", idempotency_key="monthly") for _ in range(3)]
+    found = [step.apply_async() for step in steps]
+    assert len({each.get(timeout=WAIT_S)["id"] for each in found}) == 1
+
+
+def test_an_end_that_is_told_again_changes_nothing(stage):
+    result = pipeline_of(stage).apply_async()
+    assert result.get(timeout=WAIT_S) == "done"
+    place = stage.place.store.order(result.parent.id).deliver
+    with celery_app.connect(stage.place.settings) as connection:
+        tell(connection, result.parent.id, place)
+    eventually(lambda: not stage.place.waiting(celery_app.PIPELINE))
+    time.sleep(1)
+    assert stage.read() == ["extract", "notify succeeded done"]
+
+
+def test_an_end_that_nobody_told_is_told_by_a_sweep(empty_stage):
+    stage = empty_stage
+    worker = stage.place.worker()
+    result = stage.step("import time\ntime.sleep(30)").apply_async()
+    eventually(lambda: read_worker(stage.place, result.id), WAIT_S)
+    worker.kill()
+    eventually(lambda: not stage.place.store.get(result.id).is_held)
+    assert cancel(stage.place.store, result.id) is Status.CANCELLED
+    stage.place.worker()
+    with pytest.raises(JobFailed, match="cancelled"):
+        result.get(timeout=WAIT_S)
+
+
+def test_revoking_a_task_cancels_its_job(stage):
+    result = stage.step("import time\ntime.sleep(30)").apply_async()
+    eventually(lambda: read_worker(stage.place, result.id), WAIT_S)
+    result.revoke()
+    assert stage.place.finished(result.id, 10).status is Status.CANCELLED
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=WAIT_S)
+    eventually(lambda: not stage.place.store.undelivered())
+
+
+def test_rabbit_carries_messages_and_the_database_keeps_results(place_with, rabbit_url):
+    place = place_with(broker_url=rabbit_url)
+    place.worker()
+    app = pipeline.application(rabbit_url, celery_app.result_address(place.settings))
+    step = run.s("do it", replay=str(recording(place.files, "x = 1")))
+    step._type, step._app = None, app
+    assert step.apply_async().get(timeout=WAIT_S)["answer"] == "done"
+    app.pool.force_close_all()

@@ -1,0 +1,206 @@
+"""`caisson worker`: it works, lets go, dies and is survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from tests.queue.conftest import COMMAND, eventually
+from tests.services import is_alive
+from worker.messages import Status
+
+LONG = "import time\ntime.sleep(60)"
+SECONDS = "import time\ntime.sleep(2)"
+
+
+def is_held(place, job):
+    return place.store.get(job).is_held
+
+
+def holder(place, worker, job):
+    """The process of the pool that works on a job."""
+    pid = int(place.store.get(job).worker.rpartition(".")[2])
+    return next(one for one in worker.pool if one.pid == pid)
+
+
+def no_worker_in(place):
+    code, said = place.check()
+    assert code == 5
+    return said
+
+
+def test_it_says_what_it_is_works_and_ends(place):
+    worker = place.worker()
+    job = place.submit("6 * 7", answer="42")
+    assert place.finished(job).answer == "42"
+    worker.said(f"job {job}: begun")
+    worker.said(f"job {job}: succeeded")
+    assert place.check()[0] == 0
+    code, took_s = worker.stop()
+    assert code == 0
+    assert took_s < 5
+    said = "\n".join(worker.lines)
+    for part in ("caisson 0.", "database  sqlite:///", "broker    of its own", "slots     2;"):
+        assert part in said
+    assert "Traceback" not in said
+    assert "no worker on" in eventually(lambda: no_worker_in(place) if place.check()[0] else "")
+
+
+def test_lines_are_json_where_that_is_asked_for(place):
+    worker = place.worker("--json")
+    worker.stop()
+    lines = [json.loads(line) for line in worker.lines]
+    assert {"ready"} < {line["message"] for line in lines}
+    assert all(line["at"] and line["level"] for line in lines)
+
+
+def test_passwords_are_in_no_line_and_in_no_argument(place_with, redis_server):
+    with redis_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "caisson", "on", ">s3cret", "~*", "&*", "+@all")
+    url = redis_server.database().replace("://", "://caisson:s3cret@")
+    place = place_with(broker_url=url)
+    worker = place.worker()
+    job = place.submit("1 / 0")
+    place.finished(job)
+    arguments = [" ".join(one.cmdline()) for one in worker.tree]
+    worker.stop()
+    assert "s3cret" not in "\n".join([*worker.lines, *arguments])
+    assert "caisson:***@127.0.0.1" in "\n".join(worker.lines)
+    with redis_server.client() as client:
+        client.execute_command("ACL", "DELUSER", "caisson")
+
+
+@pytest.mark.engine
+def test_it_lets_go_in_the_middle_of_a_cell_and_another_goes_on_in_the_same_interpreter(place_with):
+    place = place_with(driver="docker", lease_s=30)
+    first = place.worker()
+    job = place.submit(f"x = 41\n{SECONDS}\nx += 1", "x", answer="42")
+    eventually(lambda: any(e.kind == "call" for e in place.store.events(job)))
+    code, took_s = first.stop()
+    assert code == 0
+    assert took_s < 5
+    assert place.job(job).status is Status.QUEUED
+    place.worker()
+    place.finished(job)
+    results = [e.result.execution for e in place.store.events(job) if e.kind == "result"]
+    assert results[1].value == "42"
+    assert not [e for e in place.store.events(job) if e.kind == "sandbox"]
+    assert [attempt.ending for attempt in place.store.attempts(job)] == ["released", "finished"]
+
+
+def test_the_second_signal_ends_it_at_once(place):
+    worker = place.worker()
+    job = place.submit(LONG)
+    eventually(lambda: is_held(place, job))
+    tree = worker.tree
+    worker.consumer.suspend()  # it cannot let go
+    worker.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert worker.process.poll() is None
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(3) == 1
+    eventually(lambda: not any(map(is_alive, tree)), 5)
+
+
+def test_nothing_is_left_of_one_that_is_killed_and_another_goes_on(place):
+    first, second = place.worker(), place.worker()
+    jobs = [place.submit(SECONDS) for _ in range(4)]
+    eventually(lambda: all(is_held(place, job) for job in jobs))
+    tree = first.kill()  # it has the broker
+    eventually(lambda: not any(map(is_alive, tree)), 5)
+    later = place.submit("x = 1", is_rung=False)
+    for job in (*jobs, later):
+        place.finished(job, 40)
+    second.said("the broker was started here")
+    assert place.check()[0] == 0
+
+
+def test_a_process_of_the_pool_that_is_killed_is_replaced_and_its_job_taken_over(place):
+    worker = place.worker()
+    job = place.submit(SECONDS)
+    eventually(lambda: is_held(place, job))
+    holder(place, worker, job).kill()
+    place.finished(job, 30)
+    assert [one.ending for one in place.store.attempts(job)] == ["lost", "finished"]
+    eventually(lambda: len(worker.pool) == 2)
+
+
+def test_a_process_of_the_pool_that_is_told_to_end_hands_its_job_over(place):
+    worker = place.worker()
+    job = place.submit(SECONDS)
+    eventually(lambda: is_held(place, job))
+    told = holder(place, worker, job)
+    told.terminate()
+    place.finished(job, 30)
+    assert [one.ending for one in place.store.attempts(job)] == ["released", "finished"]
+    eventually(lambda: not is_alive(told))
+    eventually(lambda: len(worker.pool) == 2)
+
+
+def test_a_long_job_keeps_no_short_ones_waiting_while_another_worker_is_idle(redis_place):
+    busy = redis_place.worker("--concurrency", "1", "--no-beat")
+    long = redis_place.submit(LONG)
+    eventually(lambda: is_held(redis_place, long))
+    idle = redis_place.worker("--concurrency", "1", "--no-beat")
+    started = time.monotonic()
+    for job in [redis_place.submit("x = 1") for _ in range(4)]:
+        redis_place.finished(job, 10)
+    assert time.monotonic() - started < 10
+    assert busy.process.poll() is None
+    assert idle.process.poll() is None
+
+
+def test_a_job_that_nobody_rang_for_is_found_by_a_sweep(place):
+    place.worker()
+    job = place.submit("x = 1", is_rung=False)
+    place.finished(job, 5)
+
+
+def test_beat_rings_for_workers_that_do_not_sweep(redis_place):
+    redis_place.worker("--no-beat")
+    job = redis_place.submit("x = 1", is_rung=False)
+    time.sleep(2)
+    assert redis_place.job(job).status is Status.QUEUED
+    beat = subprocess.Popen([*COMMAND, "beat"], env=redis_place.environment)
+    try:
+        redis_place.finished(job, 20)
+        beat.terminate()
+        assert beat.wait(10) == 0
+    finally:
+        beat.kill()
+        beat.wait()
+
+
+def test_what_nobody_can_reach_is_said_in_one_line(place_with):
+    place = place_with(broker_url="redis://:s3cret@127.0.0.1:1/0")
+    worker = place.worker(is_ready=False)
+    assert worker.process.wait(20) == 5
+    eventually(lambda: worker.lines)
+    (line,) = worker.lines
+    assert "redis://:***@127.0.0.1:1/0 cannot be reached" in line
+
+
+def test_another_database_is_said_in_one_line(place_with):
+    place = place_with()
+    place.options["database_url"] = "postgresql://me:s3cret@127.0.0.1:1/nothing"
+    worker = place.worker(is_ready=False)
+    assert worker.process.wait(20) == 5
+    eventually(lambda: worker.lines)
+    assert "s3cret" not in "\n".join(worker.lines)
+    assert "127.0.0.1:1/nothing" in worker.lines[-1]
+
+
+def test_the_pool_has_no_descriptor_of_the_keepers_database(place):
+    worker = place.worker()
+    place.finished(place.submit("x = 1"))
+    held = {file.path for file in psutil.Process(worker.consumer.pid).open_files()}
+    assert not [path for path in held if "caisson.db" in path]
+    assert os.fspath(place.home / "caisson.db") in {
+        file.path for file in psutil.Process(worker.pid).open_files()
+    }
