@@ -42,7 +42,10 @@ from worker.store.database import open_store
 from worker.store.sql import SqlStore
 from worker.testing import say
 
+ROOT = Path(__file__).resolve().parents[1]
+CAISSON = (sys.executable, "-c", "from worker.cli import main; main()")
 LEASE_S, SWEEP_S = 2.0, 0.5
+WORKERS, TICK_S = 2, 0.02
 SLACK_S = 1.5  # on a busy machine: from the bell to the claim, and the reading of the clock
 START_S, END_S = 30.0, 60.0
 JOB_S = 3.5  # what the job takes when nobody is killed
@@ -106,11 +109,13 @@ class Yard:
         self.name, self.home, self.broker_url = name, home, broker_url
         self.environment = {
             **os.environ,
+            "PYTHONPATH": str(ROOT),
             "CAISSON_DATA_DIR": str(home),
             "CAISSON_BROKER_URL": broker_url,
             "CAISSON_LEASE_S": str(LEASE_S),
             "CAISSON_SWEEP_S": str(SWEEP_S),
             "CAISSON_CONCURRENCY": "1",
+            "MORTAL_PLAN": str(home / "plan"),
             **({"CAISSON_DATABASE_URL": database_url} if database_url else {}),
         }
         given = {"data_dir": home, "broker_url": broker_url, "lease_s": LEASE_S}
@@ -119,7 +124,7 @@ class Yard:
         )
         self.store: SqlStore = open_store(self.settings.database)
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._number = 0
+        self._plan = home / "plan"
 
     def close(self) -> None:
         for worker in self._workers:
@@ -128,47 +133,41 @@ class Yard:
 
     # ---- workers
 
-    def restock(self, moment: str = "") -> None:
-        """Have two workers, both of which may die at the moment."""
-        self._number += 1
-        environment = {
-            **self.environment,
-            "MORTAL_AT": moment,
-            "MORTAL_FILE": str(self.home / f"killed-{self._number}"),
-        }
-        for worker in self._workers:
-            _kill(worker)
-        log = (self.home / f"worker-{self._number}.log").open("ab")
-        command = [sys.executable, "-m", "bench.mortal", "worker", "--beat"]
-        with log:
-            self._workers = [
-                subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-                for _ in range(2)
-            ]
+    def restock(self) -> None:
+        """Have two workers that live and are ready."""
+        self._plan.with_suffix(".done").unlink(missing_ok=True)
+        self._workers = [worker for worker in self._workers if worker.poll() is None]
+        while len(self._workers) < WORKERS:
+            self._workers.append(self._start())
         pids = {worker.pid for worker in self._workers}
         _until(lambda: pids <= {_pid(w.name) for w in self.store.workers(within_s=30)}, START_S)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self.home / "workers.log").open("ab") as log:
+            return subprocess.Popen(
+                [*CAISSON, "worker", "--include", "bench.mortal"],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def plan(self, moment: str) -> None:
+        """Let whoever comes to the moment first die."""
+        self._plan.write_text(moment)
 
     def kill_holder(self, job_id: str) -> None:
         """End the worker that has the job, or any if none has."""
         holder = self.store.get(job_id).worker
-        groups = {worker.pid: worker for worker in self._workers}
-        with contextlib.suppress(ProcessLookupError, TypeError):
-            _kill(groups.get(os.getpgid(_pid(holder) or 0)) or random.choice(self._workers))
-            return
-        _kill(random.choice(self._workers))
+        by_pid = {worker.pid: worker for worker in self._workers}
+        _kill(by_pid.get(_pid(holder) or 0) or random.choice(self._workers))
 
     @property
     def killed_at(self) -> float | None:
         """When somebody died at the moment."""
-        file = self.home / f"killed-{self._number}"
-        return file.stat().st_mtime if file.exists() else None
+        done = self._plan.with_suffix(".done")
+        return done.stat().st_mtime if done.exists() else None
 
     # ---- jobs
 
@@ -188,7 +187,8 @@ class Yard:
         made = {artifact.name: Path(artifact.path).read_text() for artifact in job.artifacts}
         kinds = [event.kind for event in self.store.events(job_id)]
         attempts = self.store.attempts(job_id)
-        began = [a.started_at for a in attempts if killed_at and a.started_at > killed_at]
+        # The time of a file is that of the last tick of the kernel's clock.
+        began = [a.started_at for a in attempts if killed_at and a.started_at > killed_at + TICK_S]
         return Outcome(
             self.name,
             moment,
@@ -207,15 +207,14 @@ class Yard:
             with contextlib.suppress(TimeoutError):
                 _until(lambda: not engine.labelled(found), 3.0)
             if engine.labelled(found):  # killed between the end and the removal: the reaper's
-                subprocess.run(
-                    [sys.executable, "-m", "worker.cli", "reap"], env=self.environment, check=True
-                )
+                subprocess.run([*CAISSON, "reap"], env=self.environment, check=True)
             return len(engine.labelled(found))
 
 
 def at_moment(yard: Yard, moment: str) -> Outcome:
     """Kill at a named moment."""
-    yard.restock(moment)
+    yard.restock()
+    yard.plan(moment)
     job_id = yard.submit()
     _until(lambda: yard.killed_at is not None, START_S)
     return yard.judge(moment, job_id, yard.killed_at)
@@ -238,8 +237,8 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _pid(worker: str) -> int | None:
-    """The process of a worker by its name, which is host, process and start."""
-    found = re.search(r":(\d+)", worker)
+    """The process of a worker by its name: host, process, a few digits, and a slot's process."""
+    found = re.search(r"-(\d+)-[0-9a-f]+(?:\.\d+)?$", worker)
     return int(found[1]) if found else None
 
 

@@ -1,9 +1,10 @@
-"""A `caisson` whose process group is killed with SIGKILL at a named moment, once: for bench.kills.
+"""Kill a worker, all its processes at once, at a named moment, once: for bench.kills.
 
-    MORTAL_AT="reply stored:2" MORTAL_FILE=/path python -m bench.mortal worker …
+    MORTAL_PLAN=/path caisson worker --include bench.mortal
 
-The moment is the second at which a reply has just been stored, counted per process. Whoever
-creates the file dies; while it exists nobody else does, so the job can be gone on with.
+The file holds a moment and a number, such as "reply stored:2": the second time that a reply has
+just been stored by one process since the file was written. Whoever takes the file away dies;
+while there is none nobody does, so the job can be gone on with.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from worker.cli import main
+import psutil
+
 from worker.messages import Event, Status
 from worker.store import database
 from worker.store.base import Claim, WorkerSeen
@@ -32,26 +34,34 @@ STORED = {
 }
 _RUNNING_S = 0.4  # after its intent is stored, a call runs by then
 
-_wanted, _, _number = os.environ.get("MORTAL_AT", "").partition(":")
 _seen: Counter[str] = Counter()
 
 
 def strike(moment: str, delay_s: float = 0.0) -> None:
     """Die if this is the moment."""
-    _seen[moment] += 1
-    if moment != _wanted or _seen[moment] != int(_number):
-        return
+    plan = Path(os.environ["MORTAL_PLAN"])
     try:
-        Path(os.environ["MORTAL_FILE"]).touch(exist_ok=False)
-    except FileExistsError:
+        wanted, _, number = plan.read_text().partition(":")
+    except FileNotFoundError:
+        _seen.clear()
+        return
+    _seen[moment] += 1
+    if moment != wanted or _seen[moment] != int(number):
         return
     if delay_s:
-        threading.Timer(delay_s, _die).start()
+        threading.Timer(delay_s, _die, (plan,)).start()
     else:
-        _die()
+        _die(plan)
 
 
-def _die() -> None:
+def _die(plan: Path) -> None:
+    try:
+        plan.rename(plan.with_suffix(".done"))
+    except FileNotFoundError:  # somebody else has died for it
+        return
+    os.utime(plan.with_suffix(".done"))
+    consumer = psutil.Process(os.getsid(0))  # leads a session of its own
+    os.killpg(os.getpgid(consumer.ppid()), signal.SIGKILL)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -59,7 +69,7 @@ class MortalStore(SqlStore):
     """A store whose process dies with a write, or right after it."""
 
     def claim_next(self, worker: WorkerSeen, lease_s: float) -> Claim | None:
-        if _wanted == BEFORE_CLAIM and self.counts().claimable:
+        if self.counts().claimable:
             strike(BEFORE_CLAIM)
         claim = super().claim_next(worker, lease_s)
         if claim is not None:
@@ -78,6 +88,4 @@ class MortalStore(SqlStore):
         return status
 
 
-if __name__ == "__main__":
-    database.SqlStore = MortalStore  # type: ignore[misc]
-    main()
+database.SqlStore = MortalStore  # type: ignore[misc]
