@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sandbox.errors import SandboxError, SpecInvalid
+from worker import cli_jobs, cli_submit, cli_worker
 from worker.cli_options import (
+    DONE_CODES,
     EXIT_CODES,
     AsJson,
     Exit,
@@ -169,6 +171,19 @@ def _quiet_view() -> Glance:
     from worker.trace import Glance
 
     return Glance(make_console(sys.stderr))
+
+
+# ---- queued jobs
+
+app.command("submit", epilog=EXIT_CODES)(cli_submit.submit)
+app.command("jobs", epilog=DONE_CODES)(cli_jobs.jobs)
+app.command("show", epilog=DONE_CODES)(cli_jobs.show)
+app.command("watch", epilog=EXIT_CODES)(cli_jobs.watch)
+app.command("cancel", epilog=DONE_CODES)(cli_jobs.cancel)
+app.command("artifacts", epilog=DONE_CODES)(cli_jobs.artifacts)
+cli_worker.register(app)
+app.add_typer(cli_jobs.db, name="db")
+cli_worker.register(app)
 
 
 # ---- exec

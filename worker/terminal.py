@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions
@@ -96,6 +97,23 @@ class Activity:
         finally:
             self.hide()
 
+    @contextmanager
+    def during_long(self, what: str, after_s: float = 1.0) -> Iterator[None]:
+        """Say what goes on only when it takes longer than expected."""
+        timer = threading.Timer(after_s, self._show_late, (what,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            self.hide()
+
+    def _show_late(self, what: str) -> None:
+        with suppress(OSError):  # a terminal that has gone away
+            self.show(what)
+
     def hide(self) -> None:
         if not self._is_shown:
             return  # stopping prints an empty line where there is no terminal
@@ -151,6 +169,11 @@ def write_settings(console: Console, rows: Iterable[tuple[str, str, str]]) -> No
     for name, value, origin in rows:
         style = "dim" if origin == "default" else "bold"
         table.add_row(name, Text(safe(value)), Text(safe(origin)), style=style)
+    write_table(console, table)
+
+
+def write_table(console: Console, table: Table) -> None:
+    """Print a table; where there is no terminal, as wide as it comes to be, without a fold."""
     if not console.is_terminal:
         console.width = console.measure(table, options=_endless(console)).maximum
     console.print(table)

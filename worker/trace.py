@@ -86,6 +86,23 @@ class View(Observer, ABC):
         with self._seen_or_not():
             self._show(event, history)
 
+    def on_standing(self, what: str, *, is_waiting: bool) -> None:
+        """Nothing has happened since; say what goes on, or what the job waits for."""
+        with self._seen_or_not():
+            self._activity.show(what)
+            if is_waiting and not self._console.is_terminal:
+                write_block(self._console, Text(f"· {safe(what)}"))
+
+    def on_change(self, what: str) -> None:
+        """Another worker has the job; say which."""
+        with self._seen_or_not():
+            self._show_change(what)
+
+    def hide(self) -> None:
+        """Take away what is shown of the present moment."""
+        with self._seen_or_not():
+            self._activity.hide()
+
     def close(self, job: Job) -> None:
         """Show how the job ended."""
         with self._seen_or_not():
@@ -102,6 +119,9 @@ class View(Observer, ABC):
     @abstractmethod
     def _show_end(self, job: Job) -> None:
         """Show how the job ended."""
+
+    def _show_change(self, what: str) -> None:
+        """Show that another worker has the job."""
 
 
 class Glance(View):
@@ -145,7 +165,7 @@ class Trace(View):
                 self._opening(history.job, event.message.text)
                 self._activity.show("a sandbox starts")
             case ReplyAdded():
-                self._reply(event.reply, history)
+                self._reply(event, history)
             case CallStarted():
                 self._call(history.call(event.call_id), history)
                 self._activity.show(f"{safe(history.call(event.call_id).name)} runs")
@@ -169,12 +189,12 @@ class Trace(View):
         self._line()
         self._block(Text(safe(goal).strip(), style="bold"), _INDENT)
 
-    def _reply(self, reply: Reply, history: History) -> None:
+    def _reply(self, event: ReplyAdded, history: History) -> None:
         self._release()
-        self._left = left_text(spent(history, time.time()))
-        self._held = reply
+        self._left = left_text(spent(history, event.at or time.time()))
+        self._held = event.reply
         self._step = history.job.steps
-        if reply.calls:
+        if event.reply.calls:
             self._release()  # without calls it is most likely the answer, which is shown at the end
 
     def _release(self, *, is_answer: bool = False) -> None:
@@ -225,6 +245,11 @@ class Trace(View):
     def _note(self, mark: str, text: str, style: str) -> None:
         self._block(shortened(Text(mark + safe(text).strip(), style=style)), _INDENT)
 
+    def _show_change(self, what: str) -> None:
+        self._activity.hide()
+        self._release()
+        self._note("! ", what, "yellow")
+
     # ---- the end
 
     def _show_end(self, job: Job) -> None:
@@ -235,7 +260,8 @@ class Trace(View):
         if job.answer:
             self._answer(job.answer, is_titled=is_answer)
         self._line()
-        self._block(_ending(job), "")
+        is_told = job.status is Status.DEAD  # our failures go to stderr
+        self._block(ending_text(job, with_error=not is_told), "")
         for artifact in job.artifacts:
             self._file(artifact)
         if job.artifacts:
@@ -245,11 +271,7 @@ class Trace(View):
     def _answer(self, answer: str, *, is_titled: bool) -> None:
         if not is_titled:
             self._rule("answer", "", "bold green")
-        if self._console.is_terminal:
-            text = Markdown(safe(answer), code_theme="ansi_dark", hyperlinks=False)
-            self._console.print(Padding(text, (0, 0, 0, len(_INDENT))))
-        else:
-            self._block(Text(safe(answer)), "")
+        write_answer(self._console, answer)
 
     # ---- lines
 
@@ -266,6 +288,15 @@ class Trace(View):
 
     def _line(self, text: Text | None = None) -> None:
         self._console.print(text or "", soft_wrap=True)
+
+
+def write_answer(console: Console, answer: str) -> None:
+    """An answer as a document on a terminal, and as it was given elsewhere."""
+    if console.is_terminal:
+        text = Markdown(safe(answer), code_theme="ansi_dark", hyperlinks=False)
+        console.print(Padding(text, (0, 0, 0, len(_INDENT))))
+    else:
+        write_block(console, Text(safe(answer)))
 
 
 def left_text(limits: Iterable[Spent]) -> str:
@@ -322,7 +353,8 @@ def _observation(body: str) -> Text:
     return text
 
 
-def _ending(job: Job) -> Text:
+def ending_text(job: Job, *, with_error: bool) -> Text:
+    """How a job ended, what it took, and why."""
     is_good = job.finish_reason is FinishReason.ANSWERED
     mark = ("✓ ", "bold green") if is_good else ("✗ ", "bold red")
     reason = job.finish_reason.value if job.finish_reason else job.status.value
@@ -332,7 +364,7 @@ def _ending(job: Job) -> Text:
     if job.usage.cost:
         parts.append(f"cost {job.usage.cost:.4f}")
     line = Text.assemble(mark, (reason, mark[1]), ("  " + " · ".join(parts), "dim"))
-    if job.error is not None and job.status is not Status.DEAD:  # our failures go to stderr
+    if job.error is not None and with_error:
         line.append(f"\n  {safe(job.error.message)}")
     return line
 

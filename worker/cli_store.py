@@ -1,0 +1,89 @@
+"""The store and the files that a command's settings name, and the job that a person means."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from worker.errors import InputInvalid, JobUnknown
+
+if TYPE_CHECKING:
+    from worker.following import Viewer
+    from worker.settings import Settings
+    from worker.store.base import Listed, Store
+    from worker.store.blobs import Blobs
+
+_KNOWN = 1000  # jobs among which a part of an id is looked for
+_NEAREST = 3
+
+JobId = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", show_default=False, help="A job's id; its beginning or end will do."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Where jobs and their files are kept."""
+
+    store: Store
+    blobs: Blobs
+
+    def find(self, text: str) -> Listed:
+        """The one job that is meant. Raises `InputInvalid`, which names the nearest."""
+        try:
+            return self.store.get(text)
+        except JobUnknown:
+            known = [found.job.id for found in self.store.jobs(limit=_KNOWN)]
+        meant = [job_id for job_id in known if text and _is_part(text, job_id)]
+        if len(meant) != 1:
+            raise InputInvalid(_unknown(text, known, meant))
+        return self.store.get(meant[0])
+
+
+def _is_part(text: str, job_id: str) -> bool:
+    return job_id.startswith(text) or job_id.endswith(text)
+
+
+def _unknown(text: str, known: Sequence[str], meant: Sequence[str]) -> str:
+    import difflib
+
+    if meant:
+        more = f" and {len(meant) - _NEAREST} more" if len(meant) > _NEAREST else ""
+        return f"{text!r} may be any of {', '.join(meant[:_NEAREST])}{more}"
+    near = difflib.get_close_matches(text, known, n=_NEAREST)
+    advice = f"did you mean {' or '.join(near)}?" if near else "caisson jobs lists those there are"
+    return f"there is no job {text!r}; {advice}"
+
+
+@contextmanager
+def open_jobs(settings: Settings | None = None) -> Iterator[Jobs]:
+    """Open the store and the blobs. Raises `StoreUnavailable` and `SchemaMismatch`."""
+    from worker.settings import load_settings
+    from worker.store.blobs import Blobs
+    from worker.store.database import open_store
+    from worker.terminal import Activity, make_console
+
+    settings = settings or load_settings().settings
+    with Activity(make_console(sys.stderr)).during_long("waiting for the database"):
+        store = open_store(settings.database)
+    try:
+        yield Jobs(store, Blobs(settings.home / "blobs"))
+    finally:
+        store.close()
+
+
+def follow(jobs: Jobs, job_id: str, viewer: Viewer) -> Listed | None:
+    """Show a job until its end; None when somebody does not want to see it any longer."""
+    from worker.following import Follower
+    from worker.stopping import stoppable
+
+    with stoppable() as is_stopped:
+        return Follower(jobs.store, job_id, viewer).follow(is_stopped)

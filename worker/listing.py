@@ -1,0 +1,218 @@
+"""Jobs as a person looks them up: many as a table, one with all that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sandbox.transcript import clean
+from worker.following import CANCELLER, waits_for
+from worker.messages import Artifact, Status
+from worker.sizes import said_bytes
+from worker.store.base import Attempt, Listed, WorkerSeen
+from worker.terminal import safe, time_text, write_block, write_table
+from worker.trace import ending_text, folder_of, write_answer
+
+SIGNS = {
+    Status.QUEUED: ("○", "cyan"),
+    Status.RUNNING: ("●", "bold cyan"),
+    Status.WAITING: ("?", "yellow"),
+    Status.SUCCEEDED: ("✓", "green"),
+    Status.FAILED: ("✗", "red"),
+    Status.CANCELLED: ("–", "yellow"),
+    Status.DEAD: ("✗", "bold red"),
+}
+_GOAL_CHARS = 200
+_PIPED_CHARS = 60
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+
+
+# ---- many
+
+
+def write_jobs(
+    console: Console, jobs: Sequence[Listed], workers: Sequence[WorkerSeen], now: float
+) -> None:
+    """One job a line, and below it, on a terminal, who works on it or what it waits for."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("id", "status"):
+        table.add_column(title, no_wrap=True)
+    for title in ("steps", "age"):
+        table.add_column(title, no_wrap=True, justify="right")
+    table.add_column("goal", no_wrap=True, overflow="ellipsis", ratio=1)
+    if not console.is_terminal:
+        table.add_column("note", no_wrap=True)
+    for found in jobs:
+        table.add_row(*_row(found, workers, now, is_folded=console.is_terminal))
+    write_table(console, table)
+
+
+def _row(
+    found: Listed, workers: Sequence[WorkerSeen], now: float, *, is_folded: bool
+) -> Iterator[Text]:
+    job = found.job
+    yield Text(safe(job.id), style="dim" if job.status.is_final else "")
+    yield status_text(job.status)
+    yield Text(str(job.steps))
+    yield Text(age_text(now - found.created_at), style="dim")
+    goal = Text(_one_line(job.goal, _GOAL_CHARS if is_folded else _PIPED_CHARS))
+    said = Text(safe(note(found, workers)), style="dim")
+    if not is_folded:
+        yield from (goal, said)
+    else:
+        yield Text("\n").join([goal, said]) if said else goal
+
+
+def _one_line(text: str, most: int) -> str:
+    line = " ".join(clean(text, 10 * most).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def status_text(status: Status) -> Text:
+    sign, style = SIGNS[status]
+    return Text.assemble((f"{sign} ", style), (status.value, style))
+
+
+def note(found: Listed, workers: Sequence[WorkerSeen]) -> str:
+    """Who works on a job, or what it waits for; nothing for one that is over."""
+    if found.job.status.is_final:
+        return ""
+    if not found.is_held:
+        return f"waits for {waits_for(found, workers)}"
+    ending = ", is being cancelled" if found.is_cancelling else ""
+    return f"on {found.worker}{ending}"
+
+
+def workers_text(workers: Sequence[WorkerSeen]) -> str:
+    """Which workers were seen lately, and how to start one if there are none."""
+    if not workers:
+        return "no worker was seen in the last minute; start one with: caisson worker"
+    names = ", ".join(worker.name for worker in workers)
+    count = "1 worker was" if len(workers) == 1 else f"{len(workers)} workers were"
+    return f"{count} seen in the last minute: {names}"
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, in the largest unit: 42 s, 5 min, 3 h, 9 d."""
+    seconds = max(0.0, seconds)
+    for unit, length_s, below_s in (
+        ("s", 1, _MINUTE_S),
+        ("min", _MINUTE_S, _HOUR_S),
+        ("h", _HOUR_S, 2 * _DAY_S),
+    ):
+        if seconds < below_s:
+            return f"{seconds // length_s:.0f} {unit}"
+    return f"{seconds // _DAY_S:.0f} d"
+
+
+# ---- one
+
+
+def write_job(
+    console: Console,
+    found: Listed,
+    attempts: Sequence[Attempt],
+    workers: Sequence[WorkerSeen],
+    now: float,
+) -> None:
+    """Everything about a job but its trace."""
+    job = found.job
+    for label, value in _facts(found, workers, now):
+        write_block(console, value, f"{label:<9}" if label else " " * 9, "dim")
+    if len(attempts) > 1:
+        _write_attempts(console, attempts, now)
+    write_section(console, "goal")
+    write_block(console, Text(safe(job.goal)), "  ")
+    if job.answer:
+        write_section(console, "answer", "bold green")
+        write_answer(console, job.answer)
+    if job.status.is_final:
+        console.print()
+        write_block(console, ending_text(job, with_error=True))
+    if job.artifacts:
+        write_artifacts(console, job.artifacts)
+
+
+def _facts(found: Listed, workers: Sequence[WorkerSeen], now: float) -> Iterator[tuple[str, Text]]:
+    job = found.job
+    yield "job", Text(safe(job.id), style="bold")
+    said = note(found, workers)
+    yield "status", status_text(job.status).append(f"  {safe(said)}" if said else "", style="dim")
+    if job.model:
+        yield "model", Text(safe(job.model))
+    yield "asked", Text(_moment(found.created_at, now))
+    if found.ended_at is not None:
+        took = time_text(found.ended_at - found.created_at)
+        yield "ended", Text(f"{_moment(found.ended_at, now)}, {took} after it was asked")
+    if found.order.priority:
+        yield "priority", Text(f"{found.order.priority:+d}")
+    if found.order.key is not None:
+        yield "key", Text(safe(found.order.key))
+    for number, file in enumerate(found.order.inputs):
+        size = (f"  {said_bytes(file.size)}", "dim")
+        yield "" if number else "files", Text.assemble(safe(file.name), size)
+    for number, path in enumerate(found.order.mounts):
+        yield "" if number else "mounts", Text(safe(path))
+
+
+def _moment(at: float, now: float) -> str:
+    return f"{_clock(at, now)} ({age_text(now - at)} ago)"
+
+
+def _clock(at: float, now: float) -> str:
+    """A time of today, or a day and a time, as clocks here show it."""
+    moment, today = (datetime.fromtimestamp(t).astimezone() for t in (at, now))
+    is_today = moment.date() == today.date()
+    return f"{moment:%H:%M:%S}" if is_today else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def _write_attempts(console: Console, attempts: Sequence[Attempt], now: float) -> None:
+    write_section(console, "attempts")
+    for attempt in attempts:
+        style, ending = _ending(attempt)
+        span = (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at
+        line = Text.assemble(
+            (f"{attempt.generation:>2}  ", "dim"),
+            (_clock(attempt.started_at, now), "dim"),
+            f"  {safe(attempt.worker)}  ",
+            (ending, style),
+            (f"  {time_text(max(0.0, span))}", "dim"),
+        )
+        write_block(console, line, "  ")
+
+
+def _ending(attempt: Attempt) -> tuple[str, str]:
+    """The style and the words for how an attempt ended."""
+    if attempt.worker == CANCELLER:
+        return "yellow", "cancelled it"
+    endings = {
+        "": ("cyan", "works on it"),
+        "finished": ("green", "finished"),
+        "released": ("", "let go of it"),
+        "lost": ("yellow", "was lost"),
+    }
+    return endings.get(attempt.ending, ("", attempt.ending))
+
+
+def write_artifacts(console: Console, artifacts: Sequence[Artifact]) -> None:
+    """Name, size and kind of each, and the folder that they are in."""
+    write_section(console, "artefacts")
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    for file in artifacts:
+        name = Text.assemble(("  + ", "green"), safe(file.name))
+        table.add_row(name, said_bytes(file.size), safe(file.mime))
+    write_table(console, table)
+    folder = folder_of(artifacts)
+    write_block(console, Text.assemble(("files in ", "dim"), safe(str(folder))))
+
+
+def write_section(console: Console, title: str, style: str = "bold") -> None:
+    console.print()
+    console.print(Text.assemble(("── ", "dim"), (title, style)))
