@@ -79,6 +79,8 @@ def configure(settings: Settings) -> dict[str, Any]:
         "broker_transport_options": options,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # a broker may be away for any time
+        # RabbitMQ closes the channel on which a bell has waited for half an hour behind long jobs.
+        "broker_channel_error_retry": True,
         "broker_connection_timeout": 5.0,
         "broker_heartbeat": 20,
         "result_backend": result_address(settings),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import ExitStack
 
 import pytest
 
-from tests.queue.conftest import eventually
+from tests.queue.conftest import Place, eventually
+from tests.services import RabbitServer
 
 TINY = "x = 1"
 BUSY = "import time\ntime.sleep(0.3)"
@@ -26,36 +28,43 @@ def has_claimed_once(place, jobs):
     return all(len(place.store.attempts(job)) == 1 for job in jobs)
 
 
-def test_cut_connections_under_load_lose_nothing(redis_place, redis_server):
-    redis_place.worker()
-    jobs = submit_many(redis_place, 8)
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory, redis_server):
+    """A worker for several tests, and its place."""
+    with ExitStack() as stack:
+        url = redis_server.database()
+        place = Place(tmp_path_factory.mktemp("settled"), stack, broker_url=url)
+        place.worker()
+        yield place
+
+
+def test_cut_connections_under_load_lose_nothing(settled, redis_server):
+    jobs = submit_many(settled, 8)
     with redis_server.client() as client:
         for _ in range(4):
             time.sleep(0.5)
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    eventually(lambda: all_over(redis_place, jobs), 40)
-    assert has_claimed_once(redis_place, jobs)
-    assert redis_place.finished(redis_place.submit(TINY), 10)
+    eventually(lambda: all_over(settled, jobs), 40)
+    assert has_claimed_once(settled, jobs)
+    assert settled.finished(settled.submit(TINY), 10)
 
 
-def test_a_cut_line_of_remote_control_does_not_stop_the_consumer(redis_place, redis_server):
-    redis_place.worker()
+def test_a_cut_line_of_remote_control_does_not_stop_the_consumer(settled, redis_server):
     with redis_server.client() as client:
         for _ in range(3):
             client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            redis_place.finished(redis_place.submit(TINY), 10)
+            settled.finished(settled.submit(TINY), 10)
 
 
-def test_a_broker_that_forgets_everything_under_load_loses_no_job(redis_place, redis_server):
-    redis_place.worker()
-    jobs = submit_many(redis_place, 8)
+def test_a_broker_that_forgets_everything_under_load_loses_no_job(settled, redis_server):
+    jobs = submit_many(settled, 8)
     with redis_server.client() as client:
         for _ in range(3):
             time.sleep(0.5)
             client.flushall()
-    eventually(lambda: all_over(redis_place, jobs), 40)
-    assert has_claimed_once(redis_place, jobs)
+    eventually(lambda: all_over(settled, jobs), 40)
+    assert has_claimed_once(settled, jobs)
 
 
 @pytest.mark.servers("redis")
@@ -87,6 +96,28 @@ def test_a_worker_takes_messages_again_when_rabbit_was_restarted(
     place.finished(later, 40)
     assert has_claimed_once(place, [later])
     assert worker.process.poll() is None
+
+
+def test_a_job_that_takes_longer_than_redis_waits_runs_once(place_with, redis_url):
+    place = place_with(broker_url=f"{redis_url}?visibility_timeout=1")
+    place.worker("--concurrency", "1")
+    jobs = [place.submit("import time\ntime.sleep(4)"), place.submit(TINY)]
+    eventually(lambda: all_over(place, jobs))
+    assert has_claimed_once(place, jobs)
+
+
+@pytest.mark.servers("rabbit")
+def test_a_job_that_takes_longer_than_rabbit_waits_runs_once(place_with):
+    with RabbitServer(consumer_timeout_s=1) as server:
+        place = place_with(broker_url=server.url)
+        worker = place.worker("--concurrency", "1")
+        first = worker.consumer
+        long = place.submit("import time\ntime.sleep(5)")
+        eventually(lambda: place.store.get(long).is_held)
+        later = [place.submit(TINY) for _ in range(2)]  # their bells wait in the consumer
+        eventually(lambda: all_over(place, [long, *later]))
+        assert has_claimed_once(place, [long, *later])
+        assert worker.consumer == first
 
 
 def test_the_check_fails_for_a_worker_that_does_not_consume_and_passes_for_a_busy_one(place):
