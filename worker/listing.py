@@ -27,7 +27,9 @@ SIGNS = {
     Status.DEAD: ("✗", "bold red"),
 }
 _GOAL_CHARS = 200
-_PIPED_CHARS = 60
+_PIPED_CHARS = 80
+_GAP = "  "
+_TO_THE_RIGHT = (2, 3)  # columns of numbers
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
@@ -37,34 +39,45 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 def write_jobs(
     console: Console, jobs: Sequence[Listed], workers: Sequence[WorkerSeen], now: float
 ) -> None:
-    """One job a line, and below it, on a terminal, who works on it or what it waits for."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("id", "status"):
-        table.add_column(title, no_wrap=True)
-    for title in ("steps", "age"):
-        table.add_column(title, no_wrap=True, justify="right")
-    table.add_column("goal", no_wrap=True, overflow="ellipsis", ratio=1)
-    if not console.is_terminal:
-        table.add_column("note", no_wrap=True)
-    for found in jobs:
-        table.add_row(*_row(found, workers, now, is_folded=console.is_terminal))
-    write_table(console, table)
+    """One job a line; beside it, on a terminal below it, who has it or what it waits for."""
+    notes = [Text(safe(note(found, workers)), "dim") for found in jobs]
+    rows = [_row(found, now, console) for found in jobs]
+    titles = [Text(title, "dim") for title in ("id", "status", "steps", "age", "goal")]
+    columns = list(zip(titles, *rows, strict=True))
+    widths = [max(cell.cell_len for cell in column) for column in columns]
+    if not console.is_terminal:  # a pipe gets a job on one line
+        rows = [[*row, said] for row, said in zip(rows, notes, strict=True)]
+        titles, widths, notes = [*titles, Text("note")], [*widths, 0], [Text()] * len(notes)
+    _write_row(console, titles, widths)
+    for row, said in zip(rows, notes, strict=True):
+        _write_row(console, row, widths)
+        if said:
+            _write_row(console, [Text(), said], [0, 0])
 
 
-def _row(
-    found: Listed, workers: Sequence[WorkerSeen], now: float, *, is_folded: bool
-) -> Iterator[Text]:
+def _row(found: Listed, now: float, console: Console) -> list[Text]:
     job = found.job
-    yield Text(safe(job.id), style="dim" if job.status.is_final else "")
-    yield status_text(job.status)
-    yield Text(str(job.steps))
-    yield Text(age_text(now - found.created_at), style="dim")
-    goal = Text(_one_line(job.goal, _GOAL_CHARS if is_folded else _PIPED_CHARS))
-    said = Text(safe(note(found, workers)), style="dim")
-    if not is_folded:
-        yield from (goal, said)
-    else:
-        yield Text("\n").join([goal, said]) if said else goal
+    most = _GOAL_CHARS if console.is_terminal else _PIPED_CHARS
+    return [
+        Text(safe(job.id), style="dim" if job.status.is_final else ""),
+        status_text(job.status),
+        Text(str(job.steps)),
+        Text(age_text(now - found.created_at), style="dim"),
+        Text(_one_line(job.goal, most)),
+    ]
+
+
+def _write_row(console: Console, cells: Sequence[Text], widths: Sequence[int]) -> None:
+    """Print cells below those of other rows; the last one is cut where the terminal ends."""
+    line = Text()
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        pad = " " * max(0, width - cell.cell_len)
+        pair = (pad, cell) if number in _TO_THE_RIGHT else (cell, pad)
+        line.append_text(Text.assemble(*pair, _GAP))
+    line.rstrip()
+    if console.is_terminal:
+        line.truncate(console.width, overflow="ellipsis")
+    console.print(line, soft_wrap=True)
 
 
 def _one_line(text: str, most: int) -> str:
@@ -78,9 +91,10 @@ def status_text(status: Status) -> Text:
 
 
 def note(found: Listed, workers: Sequence[WorkerSeen]) -> str:
-    """Who works on a job, or what it waits for; nothing for one that is over."""
+    """Who works on a job, what it waits for, or why it failed."""
     if found.job.status.is_final:
-        return ""
+        error = None if found.job.status is Status.CANCELLED else found.job.error
+        return _one_line(error.message, _GOAL_CHARS) if error else ""
     if not found.is_held:
         return f"waits for {waits_for(found, workers)}"
     ending = ", is being cancelled" if found.is_cancelling else ""
@@ -121,8 +135,12 @@ def write_job(
 ) -> None:
     """Everything about a job but its trace."""
     job = found.job
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     for label, value in _facts(found, workers, now):
-        write_block(console, value, f"{label:<9}" if label else " " * 9, "dim")
+        table.add_row(label, value)
+    write_table(console, table)
     if len(attempts) > 1:
         _write_attempts(console, attempts, now)
     write_section(console, "goal")
@@ -132,16 +150,24 @@ def write_job(
         write_answer(console, job.answer)
     if job.status.is_final:
         console.print()
-        write_block(console, ending_text(job, with_error=True))
+        write_block(console, ending_text(job))
+    if job.error is not None:
+        write_block(console, Text(safe(job.error.message)), "  ")
     if job.artifacts:
+        write_section(console, "artefacts")
         write_artifacts(console, job.artifacts)
+    if not job.status.is_final:
+        console.print()
+        write_block(console, Text(f"watch it: caisson watch {safe(job.id)}", style="dim"))
 
 
 def _facts(found: Listed, workers: Sequence[WorkerSeen], now: float) -> Iterator[tuple[str, Text]]:
     job = found.job
     yield "job", Text(safe(job.id), style="bold")
-    said = note(found, workers)
-    yield "status", status_text(job.status).append(f"  {safe(said)}" if said else "", style="dim")
+    said = "" if job.status.is_final else f"  {safe(note(found, workers))}"
+    yield "status", status_text(job.status).append(said, style="dim")
+    if not job.status.is_final:
+        yield "steps", Text(str(job.steps))
     if job.model:
         yield "model", Text(safe(job.model))
     yield "asked", Text(_moment(found.created_at, now))
@@ -200,7 +226,6 @@ def _ending(attempt: Attempt) -> tuple[str, str]:
 
 def write_artifacts(console: Console, artifacts: Sequence[Artifact]) -> None:
     """Name, size and kind of each, and the folder that they are in."""
-    write_section(console, "artefacts")
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
     table.add_column(justify="right", style="dim", no_wrap=True)

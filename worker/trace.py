@@ -260,8 +260,9 @@ class Trace(View):
         if job.answer:
             self._answer(job.answer, is_titled=is_answer)
         self._line()
-        is_told = job.status is Status.DEAD  # our failures go to stderr
-        self._block(ending_text(job, with_error=not is_told), "")
+        self._block(ending_text(job), "")
+        if job.error is not None and job.status is not Status.DEAD:  # our failures go to stderr
+            self._block(Text(safe(job.error.message)))
         for artifact in job.artifacts:
             self._file(artifact)
         if job.artifacts:
@@ -353,20 +354,18 @@ def _observation(body: str) -> Text:
     return text
 
 
-def ending_text(job: Job, *, with_error: bool) -> Text:
-    """How a job ended, what it took, and why."""
+def ending_text(job: Job) -> Text:
+    """How a job ended, and what it took."""
     is_good = job.finish_reason is FinishReason.ANSWERED
     mark = ("✓ ", "bold green") if is_good else ("✗ ", "bold red")
-    reason = job.finish_reason.value if job.finish_reason else job.status.value
+    is_dead = job.status is Status.DEAD
+    reason = job.status if is_dead or job.finish_reason is None else job.finish_reason
     parts = [f"{job.steps} step{'' if job.steps == 1 else 's'}"]
     if job.usage.tokens:
         parts.append(f"{job.usage.tokens:,} tokens")
     if job.usage.cost:
         parts.append(f"cost {job.usage.cost:.4f}")
-    line = Text.assemble(mark, (reason, mark[1]), ("  " + " · ".join(parts), "dim"))
-    if job.error is not None and with_error:
-        line.append(f"\n  {safe(job.error.message)}")
-    return line
+    return Text.assemble(mark, (reason.value, mark[1]), ("  " + " · ".join(parts), "dim"))
 
 
 def folder_of(artifacts: Sequence[Artifact]) -> Path:

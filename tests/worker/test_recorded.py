@@ -37,7 +37,7 @@ def test_it_costs_nothing(tmp_path):
 
 def test_after_the_last_turn_it_says_so(tmp_path):
     path = write(tmp_path, say("one"))
-    with pytest.raises(Stop, match=r"turns\.jsonl has no more replies after 1") as caught:
+    with pytest.raises(Stop, match="the recording has no more replies after 1") as caught:
         ask(RecordedModel(path), 1)
     assert (caught.value.kind, caught.value.reason) == ("RecordingExhausted", "failed")
 

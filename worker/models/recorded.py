@@ -35,7 +35,6 @@ class RecordedModel:
 
     def __init__(self, path: Path, is_cancelled: Callable[[], bool] = never) -> None:
         self.name = f"recording {path.name}"
-        self._path = path
         self._replies = replies_in(read_recording(path, is_cancelled), path)
 
     def reply(
@@ -44,7 +43,7 @@ class RecordedModel:
         del timeout_s, is_cancelled
         if request.turn >= len(self._replies):
             raise Stop(
-                f"the recording {self._path} has no more replies after {len(self._replies)}",
+                f"the recording has no more replies after {len(self._replies)}",
                 kind="RecordingExhausted",
             )
         return self._replies[request.turn].model_copy(update={"model": self.name})
