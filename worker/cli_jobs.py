@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.cli_options import AsJson, Exit, complain, exit_of, path, tell
+from worker.cli_options import AsJson, Exit, complain, exit_of, path, tell, whole
 from worker.cli_store import JobId, Jobs, follow, open_jobs
 from worker.cli_submit import stopped
 from worker.errors import InputInvalid
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from worker.messages import Event, Job, Status, Wire
     from worker.store.base import Listed, WorkerSeen
 
+_MOST_LISTED = 10_000
 _CANCEL_S = 5.0
 _CANCEL_POLL_S = 0.2
 
@@ -31,28 +32,26 @@ def jobs(
     status: Annotated[
         str | None, typer.Option(metavar="S", help="Only those that are queued, running, …")
     ] = None,
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=10_000, help="How many, the newest first.")
-    ] = 20,
+    limit: Annotated[str, typer.Option(metavar="N", help="How many, the newest first.")] = "20",
     as_json: AsJson = False,
 ) -> int:
     """List jobs, who works on them, and what others wait for."""
-    wanted = _status(status)
+    wanted, most = _status(status), whole("--limit", limit, 1, _MOST_LISTED)
     with open_jobs() as opened:
-        found = opened.store.jobs(wanted, limit + 1)
+        found = opened.store.jobs(wanted, most + 1)
         workers = opened.store.workers()
     if as_json:
-        print(json.dumps([_listed(one, workers) for one in found[:limit]]), flush=True)
+        print(json.dumps([_listed(one, workers) for one in found[:most]]), flush=True)
         return Exit.ANSWERED
     from worker.listing import workers_text, write_jobs
     from worker.terminal import make_console
 
     if found:
-        write_jobs(make_console(), found[:limit], workers, time.time())
+        write_jobs(make_console(), found[:most], workers, time.time())
         print()
     else:
         print(f"no job is {wanted}" if wanted else "no jobs yet; submit one: caisson submit GOAL")
-    if len(found) > limit:
+    if len(found) > most:
         print("there are older ones; --limit N shows more")
     print(workers_text(workers), flush=True)
     return Exit.ANSWERED

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from worker.errors import InputInvalid
 from worker.output import OutputLost
 
 if TYPE_CHECKING:
@@ -44,6 +45,17 @@ def refuse_empty(text: str | None) -> str | None:
 def path(text: str) -> Path:
     """A path as it was typed; an empty one would mean the current folder."""
     return Path(refuse_empty(text) or "")
+
+
+def whole(option: str, text: str, least: int, most: int) -> int:
+    """The whole number that was given to an option. Raises `InputInvalid`."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise InputInvalid(f"{option} {text}: is not a whole number") from None
+    if not least <= number <= most:
+        raise InputInvalid(f"{option} {number}: must be from {least} to {most}")
+    return number
 
 
 Goal = Annotated[

@@ -24,6 +24,7 @@ from worker.cli_options import (
     complain,
     exit_of,
     tell,
+    whole,
 )
 from worker.cli_store import Jobs, follow, open_jobs
 from worker.errors import InputInvalid
@@ -54,7 +55,9 @@ def submit(
             "--idempotency-key", metavar="KEY", help="A second submission with it is the same job."
         ),
     ] = None,
-    priority: Annotated[int, typer.Option(metavar="N", help="-100 to 100; higher is sooner.")] = 0,
+    priority: Annotated[
+        str, typer.Option(metavar="N", help="-100 to 100; higher is sooner.")
+    ] = "0",
     as_json: AsJson = False,
 ) -> int:
     """Let a worker work on GOAL, now or later; print the job's id."""
@@ -73,7 +76,7 @@ def submit(
         replay=replay,
         id=new_job_id(),
         key=key,
-        priority=priority,
+        priority=whole("--priority", priority, -100, 100),
         options=loaded.chosen(),
     )
     with open_jobs(loaded.settings) as jobs:

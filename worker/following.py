@@ -40,6 +40,7 @@ class Follower:
     job_id: str
     viewer: Viewer
     poll_s: float = _POLL_S
+    patience_s: float = _PATIENCE_S
     _seen: int = 0
     _told: tuple[int, str] = (0, "")
     _attempts: tuple[Attempt, ...] = ()
@@ -71,7 +72,7 @@ class Follower:
         except StoreUnavailable:
             now = time.monotonic()
             self._away_since = self._away_since or now
-            if now - self._away_since > _PATIENCE_S:
+            if now - self._away_since > self.patience_s:
                 raise
             return last, ()
         self._away_since = None
