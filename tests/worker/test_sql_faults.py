@@ -16,13 +16,14 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import delete, event, text
 
 from worker.errors import LeaseLost, SettingsInvalid, StoreUnavailable
 from worker.messages import ArtifactsAdded, Job, Order, Remarked
 from worker.store.base import WorkerSeen
 from worker.store.connections import Undecided
 from worker.store.database import open_store
+from worker.store.tables import jobs
 
 ROOT = Path(__file__).parents[2]
 WORKER = WorkerSeen(name="w", engine="e1")
@@ -334,16 +335,25 @@ def test_a_disk_that_fails_is_said(opened, tmp_path):
 # ---- PostgreSQL away
 
 
+@pytest.fixture(scope="module")
+def made_url(postgres_server):
+    """One database for what follows: to make one takes longer than to use it."""
+    postgres_server.start()
+    return postgres_server.database()
+
+
 @pytest.fixture
-def server(postgres_server, postgres_url):
-    yield postgres_server
+def kept_url(opened, made_url, postgres_server):
+    """That database, without jobs."""
+    opened(made_url)._database.write(lambda c: c.execute(delete(jobs)))
+    yield made_url
     postgres_server.start()
 
 
 @pytest.fixture
-def working(opened, postgres_url):
+def working(opened, kept_url):
     """A store, its connections in use, with a job that is held."""
-    store = opened(postgres_url)
+    store = opened(kept_url)
     store.create(Job(id="one", goal="g"))
     store.claim_next(WORKER, LONG_S)
     return store
@@ -374,31 +384,31 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_connection_that_was_cut_is_made_anew(working, opened, postgres_url, use):
-    sever(opened(postgres_url))
+def test_a_connection_that_was_cut_is_made_anew(working, opened, kept_url, use):
+    sever(opened(kept_url))
     USES[use](working)
     assert working.get("one").events == (use == "append")
 
 
-def test_a_server_that_was_restarted_is_used_as_before(working, server):
-    server.stop()
-    server.start()
+def test_a_server_that_was_restarted_is_used_as_before(working, postgres_server):
+    postgres_server.stop()
+    postgres_server.start()
     for use in USES.values():
         use(working)
-    server.kill()
-    server.start()
+    postgres_server.kill()
+    postgres_server.start()
     assert working.get("one").events == 1
     assert working.load("two")[0].goal == "g"
 
 
-def test_a_server_that_is_away_is_said_and_used_when_it_is_back(working, server):
-    server.stop()
+def test_a_server_that_is_away_is_said_and_used_when_it_is_back(working, postgres_server):
+    postgres_server.stop()
     for _ in range(2):
         for use in ("append", "get", "claim_next"):
             with pytest.raises(StoreUnavailable) as info:
                 USES[use](working)
             assert "secret" not in one_line(info, "caisson:***@127.0.0.1")
-    server.start()
+    postgres_server.start()
     USES["append"](working)
     assert working.get("one").events == 1
 
@@ -411,8 +421,8 @@ def test_a_stopped_process_does_not_hold_up_the_others_for_ever(working):
     assert asked("idle_in_transaction_session_timeout") == "15s"
 
 
-def test_transactions_that_block_each_other_are_both_done(opened, postgres_url):
-    store = opened(postgres_url)
+def test_transactions_that_block_each_other_are_both_done(opened, kept_url):
+    store = opened(kept_url)
     for name in ("a", "b"):
         store.create(Job(id=name, goal="0"))
     gate, turns = threading.Barrier(2), []
@@ -502,8 +512,8 @@ class Proxy:
 
 
 @pytest.fixture
-def proxy(postgres_url):
-    with contextlib.closing(Proxy(postgres_url)) as proxy:
+def proxy(kept_url):
+    with contextlib.closing(Proxy(kept_url)) as proxy:
         yield proxy
 
 
