@@ -17,7 +17,7 @@ from worker.cli import Exit
 from worker.hooks import Observer
 from worker.messages import ResultAdded
 from worker.runner import JobRequest, run_job
-from worker.settings import CONFIG, PREFIX, Settings, load_settings, parse_size
+from worker.settings import CONFIG, PREFIX, SECRET_FILES, Settings, load_settings, parse_size
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -31,7 +31,11 @@ ACCOUNT = re.compile(r"\s*[✓✗] |status: ")
 FIGURE_PATTERN = r"\d+(?:\.\d+)? (?:ms|s|KiB|MiB)\b"
 FIGURE = re.compile(r"\d+(?:\\\.\d+)?\\ (?:ms|s|KiB|MiB)\b")
 WITHOUT_ENGINE = re.compile(r"caisson (?:config|--|exec --expression)|-h\b|--help")
-WORKED_OUT = {"workspace_size", "tmp_size", "max_life_s"}  # from other settings, said in words
+# From other settings or from the host, said in words.
+WORKED_OUT = {
+    *("workspace_size", "tmp_size", "max_life_s", "data_dir", "database_url", "broker_url"),
+    *("result_url", "concurrency", "share_memory", "share_cpus"),
+}
 DOCTORS_OWN = {"engine", "image", "start", "environment", "removal", "life"}
 
 
@@ -188,7 +192,7 @@ def test_settings_in_tables_have_the_default_that_is_said(page):
 
 def plain(cell):
     """A default as a table writes it, as a value."""
-    size = re.fullmatch(r"(\d+) (MiB|GiB)", cell)
+    size = re.fullmatch(r"(\d+) (KiB|MiB|GiB)", cell)
     return str(parse_size(size[0])) if size else cell.strip("`")
 
 
@@ -210,6 +214,7 @@ def test_every_setting_is_listed():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_setting_that_is_named_exists(page):
     known = {PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG, "CAISSON_MEMROY"}
+    known |= set(SECRET_FILES)
     named = set(re.findall(rf"\b{PREFIX}\w+", text_of(page)))
     assert named <= known
 

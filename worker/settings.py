@@ -46,7 +46,7 @@ from worker.sizes import exact_bytes
 PREFIX = "CAISSON_"
 CONFIG = "CAISSON_CONFIG"
 _FOREIGN = {"OPENAI_API_KEY": "api_key", "OPENAI_BASE_URL": "base_url"}
-_FILES = {
+SECRET_FILES = {
     "OPENAI_API_KEY_FILE": "api_key",
     "CAISSON_DATABASE_URL_FILE": "database_url",
     "CAISSON_BROKER_URL_FILE": "broker_url",
@@ -530,7 +530,7 @@ def _file_layers() -> list[tuple[dict[str, Any], str]]:
 
 
 def _environment_layers() -> list[tuple[dict[str, Any], str]]:
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG, *_FILES}
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG, *SECRET_FILES}
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             bare = name.upper().removeprefix(PREFIX)
@@ -548,7 +548,7 @@ def _environment_layers() -> list[tuple[dict[str, Any], str]]:
         ) from error
     layers = [({key: foreign[key]}, var) for var, key in _FOREIGN.items() if key in foreign]
     layers += [({key: own[key]}, f"{PREFIX}{key.upper()}") for key in own]
-    return layers + [({key: _secret(var)}, var) for var, key in _FILES.items() if var in os.environ]
+    return layers + [({key: _secret(var)}, var) for var, key in SECRET_FILES.items() if var in os.environ]
 
 
 def _secret(variable: str) -> str:
