@@ -104,8 +104,8 @@ def test_four_processes_take_each_job_exactly_once(store, url):
     assert all(len(store.attempts(f"j{number}")) == 1 for number in range(200))
 
 
-def test_four_processes_make_one_store_of_an_empty_database(url):
-    with processes(*(("opened", url) for _ in range(4))) as started:
+def test_two_processes_make_one_store_of_an_empty_database(url):
+    with processes(*(("opened", url) for _ in range(2))) as started:
         go(*started)
         names = {line for process in started for line in rest(process)}
     assert len(names) == 1
