@@ -168,7 +168,7 @@ def test_no_file_is_larger_than_what_may_be_read_from_the_sandbox(play, bench):
         say(None, (PYTHON, {"code": "x"})), say("done"), sandboxes=[sandbox], observer=watching
     )
     assert job.artifacts == ()
-    assert "a was left behind: a has 10 bytes, more than 9" in watching.of("remark")[0].text
+    assert "a was left behind: a: 10 bytes, the limit is 9" in watching.of("remark")[0].text
 
 
 def test_a_file_that_is_gone_again_does_not_hide_the_others(play, bench):
