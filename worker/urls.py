@@ -6,6 +6,7 @@ import re
 from urllib.parse import urlsplit, urlunsplit
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_NAMED = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)  # as libpq takes it too
 DATABASES = ("postgresql", "postgresql+psycopg", "sqlite")
 BROKERS = ("redis", "rediss", "redis+socket", "amqp", "amqps")
 RESULTS = ("redis", "rediss", "redis+socket", "db+postgresql+psycopg", "db+sqlite")
@@ -19,6 +20,7 @@ def scheme(url: str) -> str:
 
 def without_password(url: str) -> str:
     """The address as it may be shown and logged."""
+    url = _NAMED.sub(r"\1***", url)
     try:
         parts = urlsplit(url)
         has_secret, host, port = parts.password is not None, parts.hostname or "", parts.port

@@ -197,6 +197,12 @@ def test_a_server_that_is_not_there_is_said_at_once():
     assert time.monotonic() - started < 3
 
 
+def test_a_password_among_the_options_is_not_said():
+    with pytest.raises(StoreUnavailable) as info:
+        open_store(f"postgresql://127.0.0.1:1/db?user=me&password={PASSWORD}&sslmode=disable")
+    one_line(info, "user=me&password=***&sslmode=disable", "Connection refused")
+
+
 def test_a_server_that_does_not_answer_is_not_waited_for():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
