@@ -135,12 +135,7 @@ def write_job(
 ) -> None:
     """Everything about a job but its trace."""
     job = found.job
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in _facts(found, workers, now):
-        table.add_row(label, value)
-    write_table(console, table)
+    _write_facts(console, list(_facts(found, workers, now)))
     if len(attempts) > 1:
         _write_attempts(console, attempts, now)
     write_section(console, "goal")
@@ -159,6 +154,15 @@ def write_job(
     if not job.status.is_final:
         console.print()
         write_block(console, Text(f"watch it: caisson watch {safe(job.id)}", style="dim"))
+
+
+def _write_facts(console: Console, facts: Sequence[tuple[str, Text]]) -> None:
+    width = max(len(label) for label, _ in facts) + len(_GAP)
+    for label, value in facts:
+        lines = value.wrap(console, console.width - width) if console.is_terminal else [value]
+        for number, line in enumerate(lines):
+            name = "" if number else label
+            console.print(Text.assemble((f"{name:<{width}}", "dim"), line), soft_wrap=True)
 
 
 def _facts(found: Listed, workers: Sequence[WorkerSeen], now: float) -> Iterator[tuple[str, Text]]:
