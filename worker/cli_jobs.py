@@ -128,13 +128,15 @@ def watch(
         found = follow(opened, meant, viewer)
     if found is None:
         viewer.hide()
-        return stopped(meant)
+        return Exit.CLOSED if viewer.is_gone else stopped(meant)
     viewer.close(found.job)
     return exit_of(found.job)
 
 
 class _Lines:
-    """Prints a job for programs."""
+    """Prints a job for programs. A reader that goes away is an error of the output."""
+
+    is_gone = False
 
     def on_event(self, event: Event, history: History) -> None:
         del history

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from worker.store.blobs import Blobs
 
 _KNOWN = 1000  # jobs among which a part of an id is looked for
+_LEAST_PART = 4  # letters; with fewer the one job that there is may be meant by a slip
 _NEAREST = 3
 
 JobId = Annotated[
@@ -38,18 +39,19 @@ class Jobs:
 
     def find(self, text: str) -> Listed:
         """The one job that is meant. Raises `InputInvalid`, which names the nearest."""
-        try:
-            return self.store.get(text)
-        except JobUnknown:
-            known = [found.job.id for found in self.store.jobs(limit=_KNOWN)]
-        meant = [job_id for job_id in known if text and _is_part(text, job_id)]
+        with suppress(JobUnknown):
+            if text.isascii():  # as all ids are; not every text is one for a database
+                return self.store.get(text)
+        known = [found.job.id for found in self.store.jobs(limit=_KNOWN)]
+        meant = [job_id for job_id in known if _is_part(text, job_id)]
         if len(meant) != 1:
             raise InputInvalid(_unknown(text, known, meant))
         return self.store.get(meant[0])
 
 
 def _is_part(text: str, job_id: str) -> bool:
-    return job_id.startswith(text) or job_id.endswith(text)
+    is_enough = len(text) >= _LEAST_PART
+    return is_enough and (job_id.startswith(text) or job_id.endswith(text))
 
 
 def _unknown(text: str, known: Sequence[str], meant: Sequence[str]) -> str:

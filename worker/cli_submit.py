@@ -79,6 +79,8 @@ def submit(
         priority=whole("--priority", priority, -100, 100),
         options=loaded.chosen(),
     )
+    if replay is None and not loaded.settings.model:
+        tell("no model is chosen here (CAISSON_MODEL or --model): the worker's own will be asked")
     with open_jobs(loaded.settings) as jobs:
         job_id = _submit(what, loaded.settings, jobs)
         if wait:

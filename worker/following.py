@@ -20,7 +20,11 @@ _NO_WORKER = "a worker; none runs (caisson worker starts one)"
 
 
 class Viewer(Protocol):
-    """Whom a job is shown to. None of these may raise."""
+    """Whom a job is shown to. What these raise ends the following."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Nobody looks any more."""
 
     def on_event(self, event: Event, history: History) -> None:
         """Take the next event; `history` includes it."""
@@ -49,7 +53,7 @@ class Follower:
     _history: History = field(init=False)
 
     def follow(self, is_stopped: Flag) -> Listed | None:
-        """Show all that happens until the job is over; None: stopped before.
+        """Show all that happens until the job is over; None: stopped before, or nobody looks.
 
         Raises `JobUnknown`, and `StoreUnavailable` for a store that stays away.
         """
@@ -61,7 +65,7 @@ class Follower:
             self._show(listed, events)
             if listed.job.status.is_final:
                 return listed
-            if is_stopped.wait(self.poll_s):
+            if self.viewer.is_gone or is_stopped.wait(self.poll_s):
                 return None
             listed, events = self._look(listed)
 

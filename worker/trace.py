@@ -6,6 +6,7 @@ only, without clickable links, and printed as it is elsewhere, so that a pipe ge
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,6 +51,7 @@ from worker.tools import shown_arguments
 _INDENT = "  "
 _LANGUAGES = {"code": "python", "command": "bash", "expression": "python"}
 _SHORT_CHARS = 200
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 # The terminal's own colours, and no underlined modules.
 _THEME = ANSISyntaxTheme({k: v + Style(underline=False) for k, v in ANSI_DARK.items()})
 
@@ -69,6 +71,12 @@ class View(Observer, ABC):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._activity = Activity(console)
+        self._waits_for = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """The terminal or the reader has gone away."""
+        return self._console.quiet
 
     @contextmanager
     def _seen_or_not(self) -> Iterator[None]:
@@ -90,8 +98,10 @@ class View(Observer, ABC):
         """Nothing has happened since; say what goes on, or what the job waits for."""
         with self._seen_or_not():
             self._activity.show(what)
-            if is_waiting and not self._console.is_terminal:
+            kind = _NUMBERS.sub("", what) if is_waiting else ""  # they may change every second
+            if kind not in {"", self._waits_for} and not self._console.is_terminal:
                 write_block(self._console, Text(f"· {safe(what)}"))
+            self._waits_for = kind
 
     def on_change(self, what: str) -> None:
         """Another worker has the job; say which."""
@@ -126,6 +136,11 @@ class View(Observer, ABC):
 
 class Glance(View):
     """Shows on one line of a terminal what the job is doing; leaves nothing behind."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Never: what matters is printed at the end, elsewhere."""
+        return False
 
     def _show_asking(self, history: History) -> None:
         self._activity.show(f"step {history.job.steps + 1}: the model thinks")

@@ -21,6 +21,8 @@ import pytest
 
 from tests.cli.conftest import COMMAND, PARTS, Ended, wait_for
 from worker.cli import _guarded
+from worker.history import History
+from worker.hooks import Run
 from worker.messages import Status
 from worker.settings import Settings
 from worker.station import Station
@@ -159,6 +161,8 @@ def test_no_secret_goes_with_a_job(call, home, office):
     call("submit", "x", "--model", "m", OPENAI_API_KEY="sk-secret", OPENAI_BASE_URL="http://x/v1")
     (found,) = office.jobs
     assert office.store.order(found.job.id).options == {"model": "m"}
+    ended = call("submit", "x")
+    assert "no model is chosen here (CAISSON_MODEL or --model)" in ended.err
     assert not any(b"sk-secret" in path.read_bytes() for path in home.rglob("*.db*"))
 
 
@@ -340,6 +344,8 @@ def test_a_part_of_an_id_will_do_and_a_wrong_one_is_asked_about(submitted, call,
     refused("show", wrong, says=[f"there is no job {wrong!r}; did you mean ", first])
     refused("show", first[:8], says=[f"{first[:8]!r} may be any of ", first, second])
     refused("show", "", says="there is no job ''")
+    refused("show", "202", says="there is no job '202'")
+    refused("show", "\udcff", says="there is no job")
     for command in ("show", "watch", "artifacts", "cancel"):
         refused(command, "nope", says="there is no job 'nope'; caisson jobs lists those there are")
 
@@ -394,6 +400,26 @@ def test_a_job_can_be_watched_while_it_works_and_left_alone(submitted, start, of
     assert office.store.get(job_id).job.status is Status.CANCELLED
 
 
+def test_a_reader_that_goes_away_ends_the_watching(submitted, start, office):
+    job_id = submitted("10")
+    for options in ([], ["--json"]):
+        process = start("watch", job_id, *options)
+        if not options:
+            assert "it waits for" in process.stdout.readline()
+        process.stdout.close()
+        remark(office, job_id)
+        assert process.wait(20) == 141
+        assert not process.stderr.read()
+
+
+def remark(office, job_id):
+    """Let a line of the trace be written."""
+    claim = office.store.claim(job_id, "w1", 0)
+    run = Run(History(*office.store.load(job_id)), office.store, claim.generation)
+    run.remark("a word")
+    office.store.release(job_id, generation=claim.generation)
+
+
 def test_a_dead_job_is_exit_code_5_with_its_reason(submitted, call, office):
     job_id = submitted("10")
     kill(office, job_id)
@@ -405,9 +431,6 @@ def test_a_dead_job_is_exit_code_5_with_its_reason(submitted, call, office):
 
 
 def kill(office, job_id):
-    from worker.history import History  # noqa: PLC0415 - only here
-    from worker.hooks import Run  # noqa: PLC0415
-
     claim = office.store.claim(job_id, "w1", 30)
     run = Run(History(*office.store.load(job_id)), office.store, claim.generation)
     run.give_up(RuntimeError("no engine at all"))

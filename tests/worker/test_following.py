@@ -60,6 +60,8 @@ class Counting(MemoryStore):
 class Seen:
     """A viewer that remembers, and does something at each standing that it is shown."""
 
+    is_gone = False
+
     def __init__(self):
         self.all = []
         self.then = {}
@@ -175,6 +177,11 @@ def test_whoever_stops_watching_is_let_go_and_the_job_is_not(store, follow, seen
     assert follow(is_stopped) is None
     assert store.get("j").job.status is Status.QUEUED
     assert not store.is_cancel_requested("j")
+
+
+def test_when_nobody_looks_any_more_nothing_is_followed(store, follow, seen):
+    seen.next(lambda: setattr(seen, "is_gone", True))
+    assert follow() is None
 
 
 def test_a_worker_that_was_lost_and_its_successor_are_named_where_it_happened(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
 from worker import assembly
+from worker.terminal import Activity
 from worker.testing import say
 from worker.trace import Glance, Trace
 
@@ -48,3 +50,35 @@ def test_each_moment_of_a_view_is_guarded(bench):
         seen.on_asking(run.history)
         seen.close(run.job)
     assert assembly.build(b.settings, b.model, b.place).drive(run).answer == "done"
+
+
+def test_a_pipe_is_told_once_what_a_job_waits_for():
+    file = io.StringIO()
+    view = Trace(Console(file=file))
+    for free in ("1.5 GiB", "1.4 GiB"):
+        view.on_standing(f"it waits for 2 GiB of memory; h has {free} left", is_waiting=True)
+    view.on_standing("the model thinks", is_waiting=False)
+    view.on_standing("it waits for a worker", is_waiting=True)
+    assert file.getvalue().splitlines() == [
+        "· it waits for 2 GiB of memory; h has 1.5 GiB left",
+        "· it waits for a worker",
+    ]
+
+
+def test_what_takes_long_is_said_and_what_does_not_is_not():
+    def shown(work_s, after_s):
+        file = io.StringIO()
+        activity = Activity(Console(file=file, force_terminal=True, width=80))
+        with activity.during_long("waiting for it", after_s):
+            time.sleep(work_s)
+        return file.getvalue()
+
+    assert "waiting for it" in shown(0.3, after_s=0.05)
+    assert not shown(0.01, after_s=60)
+
+
+def test_a_view_whose_reader_went_away_says_so():
+    view = Trace(Console(file=Gone(0), force_terminal=True, width=80))
+    assert not view.is_gone
+    view.on_change("another worker")
+    assert view.is_gone

@@ -87,7 +87,8 @@ class Blobs:
         Which one tells `Sink.blob`. Raises `StoreUnavailable`.
         """
         with _kept():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self._folder.parent, self._folder):  # for this user alone
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             partial = self._folder / f"{_PARTIAL}{secrets.token_hex(8)}"
             sink = Sink(partial)
         try:
@@ -116,7 +117,7 @@ class Blobs:
         """Let a whole content be found; one that is there already stays as it is."""
         target = self._place(blob.sha256)
         with _kept():
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(mode=0o700, exist_ok=True)
             if not target.exists():
                 partial.chmod(0o444)
                 partial.replace(target)
@@ -134,4 +135,5 @@ def _kept() -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror or str(error)
-        raise StoreUnavailable(f"a file cannot be kept: {why}") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise StoreUnavailable(f"a file cannot be kept: {why}{where}") from error
