@@ -72,7 +72,16 @@ def test_a_job_waits_with_all_that_was_asked(send, store):
     order = store.order(job_id)
     assert (order.memory_bytes, order.cpus) == (100 * MIB, 0.5)
     assert (order.priority, order.deliver) == (7, {"task": "t"})
-    assert order.options == {"memory": 100 * MIB, "cpus": 0.5}
+    assert order.options.items() >= {"memory": 100 * MIB, "cpus": 0.5}.items()
+
+
+def test_what_a_job_may_use_is_settled_and_the_model_is_the_workers_unless_chosen(send, store):
+    own = {"max_steps": 9, "model": "m", "api_key": "k", "image": "i"}
+    options = store.order(send(own=own)).options
+    assert options["max_steps"] == 9
+    assert not options.keys() & {"model", "api_key", "image", "base_url"}
+    assert store.order(send(own=own, options={"model": "m"})).options["model"] == "m"
+    assert Settings(max_steps=1).overlaid(json.loads(json.dumps(options))).max_steps == 9
 
 
 def test_the_budget_and_the_tools_are_those_of_the_chosen_settings(send, store):
