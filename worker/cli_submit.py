@@ -35,6 +35,18 @@ if TYPE_CHECKING:
     from worker.submission import Submission
 
 
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait for the end; the exit codes are those of run.")
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key", metavar="KEY", help="A second submission with it is the same job."
+    ),
+]
+Priority = Annotated[str, typer.Option(metavar="N", help="-100 to 100; higher is sooner.")]
+
+
 def submit(
     goal: Goal,
     *,
@@ -46,18 +58,9 @@ def submit(
     max_steps: MaxSteps = None,
     timeout: JobTimeout = None,
     memory: Memory = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end; the exit codes are those of run.")
-    ] = False,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--idempotency-key", metavar="KEY", help="A second submission with it is the same job."
-        ),
-    ] = None,
-    priority: Annotated[
-        str, typer.Option(metavar="N", help="-100 to 100; higher is sooner.")
-    ] = "0",
+    wait: Wait = False,
+    key: Key = None,
+    priority: Priority = "0",
     as_json: AsJson = False,
 ) -> int:
     """Let a worker work on GOAL, now or later; print the job's id."""
