@@ -86,6 +86,7 @@ class _Found:
         self.job = labels["caisson.job"]
         self.store = labels.get("caisson.store", "")
         self.owner = labels.get("caisson.owner", "")
+        self.generation = int(labels.get("caisson.generation") or 0)
         self.is_live = listed["State"] in LIVE
         self.was_started = listed["State"] != "created"
         self.created = float(listed["Created"])
@@ -132,6 +133,8 @@ class _Judge:
     def _why_misplaced(self, one: _Found, known: Standing | None) -> str | None:
         if known is None:
             return "its job is unknown"
+        if known.is_held and one.generation >= known.generation:
+            return None  # the one who has the job is about to move into it
         if known.engine and known.engine != self.engine.identity():
             return "its job has moved to another engine"
         if known.place and known.place != one.id[:12]:

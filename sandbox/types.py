@@ -154,5 +154,6 @@ class Standing(Record):
 
     is_over: bool = Field(description="it has ended, and all that it made is stored")
     is_held: bool = Field(description="a worker has a live lease on it")
+    generation: int = Field(0, description="of the lease that it has or had last")
     place: str = Field("", description="the sandbox it is in now")
     engine: str = Field("", description="the engine on which that one lives")

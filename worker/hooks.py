@@ -124,7 +124,13 @@ class Run:
             raise Cancelled
 
     def end(self, stop: Stop) -> None:
-        """End the job. When its last turn was asked for already, that is why it ends."""
+        """End the job. When its last turn was asked for already, that is why it ends.
+
+        A job ends once: what comes after that is a remark.
+        """
+        if self.job.status.is_final:
+            self.remark(f"after the end: {stop}")
+            return
         notice = self.history.landing
         if notice and not isinstance(stop, Cancelled):
             stop = landed(notice, stop.answer)
@@ -143,6 +149,9 @@ class Run:
 
     def give_up(self, error: Exception) -> None:
         """End the job because infrastructure failed and trying again did not help."""
+        if self.job.status.is_final:
+            self.remark(f"after the end: {error}")
+            return
         self._close(ResultStatus.SKIPPED, "the job ended before it had a result")
         self.append(
             Ended(

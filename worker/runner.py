@@ -81,12 +81,19 @@ class Runner:
             run.append(MessageAdded(message=message))
         while not self._drive(run):
             _log.info("job %s goes on in its sandbox or a new one", run.job.id)
-        if run.job.status.is_final and run.history.uncollected:
-            self._collect(run)
+        if run.job.status.is_final:
+            collect_rest(run, self.place, self.keep)
         return run.job
 
     def _drive(self, run: Run) -> bool:
         """Drive until an end (True), or until the sandbox had to be changed (False)."""
+        try:
+            return self._round(run)
+        except Stop as stop:  # cancelled while the engine was waited for
+            run.end(stop)
+            return True
+
+    def _round(self, run: Run) -> bool:
         try:
             if not run.job.status.is_final:
                 self._open(run, run.history.place)
@@ -99,8 +106,6 @@ class Runner:
             return not self._replace(run, error)
         except Infrastructure as error:
             self._give_up(run, error)
-        except Stop as stop:  # cancelled while the engine was waited for
-            run.end(stop)
         return True
 
     def _open(self, run: Run, place: str = "") -> None:
@@ -150,14 +155,18 @@ class Runner:
         else:
             run.give_up(error)
 
-    def _collect(self, run: Run) -> None:
-        try:
-            if self.place.join(run.history.place):
-                self.keep(run, self.place.sandbox)
-        except StaleGeneration:
-            raise
-        except SandboxUnavailable as error:
-            run.remark(f"files were lost with the sandbox: {error}")
+
+def collect_rest(run: Run, place: Workplace, keep: Keep) -> None:
+    """Take what a job has made and nobody has taken, if its sandbox still lives."""
+    if not run.history.uncollected:
+        return
+    try:
+        if place.join(run.history.place):
+            keep(run, place.sandbox)
+    except StaleGeneration:
+        raise
+    except SandboxUnavailable as error:
+        run.remark(f"files were lost with the sandbox: {error}")
 
 
 def _kept(job: Job) -> str:

@@ -120,6 +120,12 @@ JOB_SETTINGS = frozenset(
         *("tmp_size", "preload", "max_artifacts", "max_artifact_bytes"),
     }
 )
+# Of these what nobody has chosen is the worker's; all others are settled when a job is submitted,
+# so that what is reserved and shown for it is what it gets.
+_WORKERS_OWN = {
+    *("model", "model_timeout_s", "max_output_tokens", "context_tokens", "temperature"),
+    *("text_calls", "image"),
+}
 THE_JOB = "the job"
 _SECRETS = {"api_key", "database_url", "broker_url", "result_url"}
 _SIZES = {
@@ -392,6 +398,10 @@ class Settings(BaseSettings):
             origins = {**dict.fromkeys(own, "the worker"), **dict.fromkeys(options, THE_JOB)}
             raise SettingsInvalid(_explain(error, {**own, **options}, origins)) from None
 
+    def settled(self) -> dict[str, Any]:
+        """What a job may use, as it goes with it in JSON."""
+        return self.model_dump(mode="json", include=set(JOB_SETTINGS - _WORKERS_OWN))
+
     def limits(self) -> Limits:
         life_s = max(self.job_timeout_s + _LINGER_S, self.call_timeout_s + _ENDING_S)
         return Limits(
@@ -548,7 +558,8 @@ def _environment_layers() -> list[tuple[dict[str, Any], str]]:
         ) from error
     layers = [({key: foreign[key]}, var) for var, key in _FOREIGN.items() if key in foreign]
     layers += [({key: own[key]}, f"{PREFIX}{key.upper()}") for key in own]
-    return layers + [({key: _secret(var)}, var) for var, key in SECRET_FILES.items() if var in os.environ]
+    named = ((var, key) for var, key in SECRET_FILES.items() if os.environ.get(var))
+    return layers + [({key: _secret(var)}, var) for var, key in named]
 
 
 def _secret(variable: str) -> str:

@@ -33,9 +33,9 @@ from worker.assembly import InputFile
 from worker.builtin import Workplace
 from worker.checkpoint import CheckpointHook
 from worker.errors import (
-    Cancelled,
     Handover,
     LeaseLost,
+    SchemaMismatch,
     Stop,
     StoreUnavailable,
     UsageError,
@@ -45,7 +45,7 @@ from worker.hooks import Observer, Run
 from worker.lease import Lease, clock, never
 from worker.messages import Order, Status
 from worker.postmortem import WorkersLost, post_mortem
-from worker.runner import Runner, keeper
+from worker.runner import Runner, collect_rest, keeper
 from worker.settings import Settings
 from worker.store.base import Claim, Store, WorkerSeen
 from worker.store.blobs import Blobs
@@ -136,7 +136,7 @@ class _Shift:
         except (LeaseLost, StaleGeneration) as error:
             _log.warning("job %s: let go: %s", job_id, error)
             return Status.RUNNING
-        except StoreUnavailable as error:
+        except (StoreUnavailable, SchemaMismatch) as error:  # a newer worker can read its events
             _log.warning("job %s: left until its lease is over: %s", job_id, error)
             return Status.RUNNING
         finally:
@@ -166,13 +166,15 @@ class _Shift:
 
     def _work(self) -> Status:
         try:
-            if self.claim.losses >= self.station.settings.max_losses:
+            if self.run.job.status.is_final:  # the one that ended it did not get to closing it
+                collect_rest(self.run, self.place, keeper(self._shelf(), self.settings))
+            elif self.claim.losses >= self.station.settings.max_losses:
                 self._bury()
             else:
                 self._drive()
         except Handover:
             return self._release()
-        except (LeaseLost, StaleGeneration, StoreUnavailable):
+        except (LeaseLost, StaleGeneration, StoreUnavailable, SchemaMismatch):
             raise
         except (UsageError, SpecInvalid) as error:  # what was asked cannot be done here
             self.run.end(Stop(str(error), kind=type(error).__name__))
@@ -182,6 +184,7 @@ class _Shift:
         return self._close()
 
     def _drive(self) -> None:
+        self.place.max_timeout_s = self.settings.max_call_timeout_s
         replay = self.station.blobs.path(self.order.replay) if self.order.replay else None
         model = assembly.make_model(
             self.settings, replay=replay, is_cancelled=self.lease.is_cancelled
@@ -272,9 +275,15 @@ class _Shift:
                 if time.monotonic() > until:
                     raise
                 _log.warning("job %s waits for the engine: %s", self.claim.job_id, error)
-            if self.lease.is_cancelled():
-                raise Cancelled
+            self._check()
             time.sleep(_ENGINE_POLL_S)
+
+    def _check(self) -> None:
+        """Raise whatever ends the waiting; a job that has ended only has its files to wait for."""
+        if self.run.job.status.is_final:
+            self.lease.check()
+        else:
+            self.run.check_cancelled()
 
     def _clear(self, but: str = "") -> None:
         """Remove what earlier workers have left of the job; a place is the start of an id."""
@@ -283,7 +292,9 @@ class _Shift:
         try:
             with closing(Engine()) as engine:
                 for found in engine.labelled(f"caisson.job={self.claim.job_id}"):
-                    if not (but and found["Id"].startswith(but)):
+                    self.lease.check()
+                    is_ours = int(found["Labels"]["caisson.generation"]) <= self.claim.generation
+                    if is_ours and not (but and found["Id"].startswith(but)):
                         engine.remove(found["Id"])
         except SandboxUnavailable as error:  # the reaper comes again
             _log.warning("job %s: left to the reaper: %s", self.claim.job_id, error)

@@ -53,7 +53,7 @@ def submit(what: Submission, settings: Settings, store: Store, blobs: Blobs) -> 
     files = assembly.check_files(what.files, own.limits())
     limits = own.spec(job.id).limits
     order = _order(
-        options=what.options,
+        options={**own.settled(), **what.options},
         mounts=tuple(str(path.absolute()) for path in what.mounts),
         key=what.key,
         priority=what.priority,

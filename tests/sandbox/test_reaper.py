@@ -154,17 +154,24 @@ class TestOurs:
 
     def test_its_own_place_is_kept_and_any_other_goes_after_a_while(self, make, sweep):
         old, new = make(store="s"), make(store="s")
-        moved = Standing(is_over=False, is_held=True, place=new[:12])
+        moved = Standing(is_over=False, is_held=True, generation=2, place=new[:12])
         assert sweep(30, a=moved) == {}
         assert sweep(90, a=moved) == {old: "its job is in another sandbox"}
         assert is_there(new)
+
+    def test_the_sandbox_that_the_holder_of_a_job_is_about_to_move_into_stays(self, make, sweep):
+        make(store="s", generation="3")
+        holder = Standing(is_over=False, is_held=True, generation=3, place="f" * 12)
+        assert sweep(90, a=holder) == {}
 
     def test_what_is_left_on_the_engine_that_a_job_came_from_goes(self, make, sweep, engine):
         container = make(store="s")
         here = engine().identity()
         stays = Standing(is_over=False, is_held=True, place=container[:12], engine=here)
         assert sweep(90, a=stays) == {}
-        moved = Standing(is_over=False, is_held=True, place="f" * 12, engine="ABCD:another")
+        moved = Standing(
+            is_over=False, is_held=True, generation=2, place="f" * 12, engine="ABCD:another"
+        )
         assert sweep(30, a=moved) == {}
         assert sweep(90, a=moved) == {container: "its job has moved to another engine"}
 

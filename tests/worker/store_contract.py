@@ -829,9 +829,9 @@ class StoreContract:
         found = store.standing(["queued", "held", "over", "lost", "unknown", "nul\0"])
         assert dict(found) == {
             "queued": Standing(is_over=False, is_held=False),
-            "held": Standing(is_over=False, is_held=True, place="p1", engine="e1"),
-            "over": Standing(is_over=True, is_held=False),
-            "lost": Standing(is_over=False, is_held=False),
+            "held": Standing(is_over=False, is_held=True, generation=1, place="p1", engine="e1"),
+            "over": Standing(is_over=True, is_held=False, generation=1),
+            "lost": Standing(is_over=False, is_held=False, generation=1),
         }
         assert dict(store.standing([])) == {}
 

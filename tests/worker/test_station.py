@@ -12,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
-from worker.errors import StoreUnavailable
+from sandbox.types import Outcome, SandboxSpec
+from worker.errors import Cancelled, Stop, StoreUnavailable
+from worker.history import History
+from worker.hooks import Run
+from worker.lease import Lease, clock
 from worker.messages import FinishReason, Order, Status
 from worker.runner import new_job
 from worker.settings import Settings
-from worker.station import Station
+from worker.station import Station, _Shift
 from worker.store.blobs import Blobs
 from worker.store.memory import MemoryStore
 from worker.testing import say
@@ -190,6 +195,77 @@ def test_what_no_worker_can_do_fails_with_its_reason(yard, order, kind, named):
     job = yard.store.get(job_id).job
     assert (job.finish_reason, job.error.type) == (FinishReason.FAILED, kind)
     assert named in job.error.message
+
+
+def ended(yard, job_id, **settings):
+    """A job whose worker was lost after its end and before it was closed."""
+    claim = yard.store.claim(job_id, "lost")
+    run = Run(History(*yard.store.load(job_id)), yard.store, claim.generation)
+    run.end(Stop("", reason=FinishReason.ANSWERED, answer="42"))
+    return yard.settings.model_copy(update={"driver": "process", **settings})
+
+
+def test_a_job_that_has_ended_is_closed_as_it_ended_however_many_workers_are_lost(yard):
+    job_id = yard.submit(*STEPS)
+    settings = ended(yard, job_id, max_losses=1)
+    for number in range(3):
+        yard.store.claim(job_id, f"victim-{number}")
+    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    assert yard.store.get(job_id).job.answer == "42"
+    assert yard.kinds(job_id).count("ended") == 1
+
+
+def test_a_job_that_has_ended_needs_no_model_to_be_closed(yard):
+    job_id = yard.submit(*STEPS)
+    settings = ended(yard, job_id)
+    for blob in (yard.home / "blobs").glob("*/*"):
+        blob.unlink()  # its recording
+    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+
+
+def test_after_its_end_nothing_but_a_remark_is_added(yard):
+    job_id = yard.submit(*STEPS)
+    ended(yard, job_id)
+    claim = yard.store.claim(job_id, "two")
+    run = Run(History(*yard.store.load(job_id)), yard.store, claim.generation)
+    run.end(Cancelled())
+    run.give_up(StoreUnavailable("away"))
+    assert yard.kinds(job_id) == ["ended", "remark", "remark"]
+    assert run.job.answer == "42"
+
+
+def test_a_job_is_cancelled_while_it_waits_for_its_engine(yard, monkeypatch, caplog):
+    job_id = yard.submit(*STEPS)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    station = yard.station("one")
+    station.engine_id = "known before it went"
+    yard.store.request_cancel(job_id)
+    assert station.work_next() is Status.CANCELLED
+    assert yard.kinds(job_id)[-1] == "ended"
+
+
+def test_a_job_keeps_to_the_longest_call_that_it_was_submitted_with(yard):
+    code = "import time; time.sleep(30)"
+    call = say(None, ("python_interpreter", {"code": code, "timeout_s": 25}))
+    options = {"max_call_timeout_s": 1, "call_timeout_s": 1}
+    job_id = yard.submit(call, say("done"), options=options)
+    settings = yard.settings.model_copy(update={"driver": "process", "allow_unisolated": True})
+    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    (result,) = [e.result for e in yard.store.events(job_id) if e.kind == "result"]
+    assert result.execution.outcome is Outcome.TIMEOUT
+
+
+@pytest.mark.engine
+def test_a_former_worker_removes_no_container_of_a_later_one(yard, containers):
+    job_id = yard.submit(*STEPS)
+    spec = SandboxSpec(job=job_id, generation=5, linger_s=30)
+    later = DockerSandbox.start(spec)
+    yard.store.claim(job_id, "lost")
+    claim = yard.store.claim(job_id, "late")
+    with Lease(yard.store, claim, 60, clock()) as lease:
+        _Shift(yard.station("late"), claim, lease)._clear()
+    assert containers(job_id)
+    later.close()
 
 
 def test_an_input_that_is_not_here_is_named(yard):

@@ -81,7 +81,7 @@ class Store(Protocol):
 
     Every method may raise `worker.errors.StoreUnavailable` when the store itself fails; nothing is
     half written then. Methods that name a job raise `JobUnknown`. Safe to use from several
-    threads, not across a fork.
+    threads, and after a fork in both processes.
     """
 
     @property

@@ -183,6 +183,7 @@ class MemoryStore:
                 entry.job.id: Standing(
                     is_over=entry.status.is_final,
                     is_held=self._is_held(entry),
+                    generation=entry.generation,
                     place=entry.place,
                     engine=entry.engine,
                 )

@@ -365,8 +365,9 @@ def _attempt(row: _Row) -> Attempt:
 
 
 def _stands(row: _Row) -> Standing:
-    is_over = row.ended_at is not None
-    return Standing(is_over=is_over, is_held=row.is_held, place=row.place, engine=row.engine)
+    names = ("is_held", "generation", "place", "engine")
+    known = {name: getattr(row, name) for name in names}
+    return Standing(is_over=row.ended_at is not None, **known)
 
 
 # ---- reading

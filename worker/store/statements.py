@@ -250,7 +250,8 @@ COUNTS = select(
     func.count().filter(_FREE).label("claimable"), func.count().filter(_HELD).label("held")
 ).where(_OPEN)
 STANDING = select(
-    *(jobs.c.id, jobs.c.ended_at, jobs.c.place, jobs.c.engine, _HELD.label("is_held"))
+    *(jobs.c.id, jobs.c.ended_at, jobs.c.generation, jobs.c.place, jobs.c.engine),
+    _HELD.label("is_held"),
 ).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
 SEE = {name: _see(name) for name in DIALECTS}
 FORGET = delete(workers).where(workers.c.seen_at < NOW - _seconds("forgotten_s"))
