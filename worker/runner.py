@@ -218,15 +218,20 @@ def run_job(
             place=place,
             keep=keeper(Shelf(artifact_folder(settings) / job.id), settings),
         )
-        store = MemoryStore()
-        store.create(job)
-        claim = store.claim(job.id)
-        run = Run(History(job), store, claim.generation, observer or Observer(), is_cancelled)
+        run = _claimed(job, observer or Observer(), is_cancelled)
         opening = assembly.opening(request.goal, files, mounts, network=settings.network)
         return runner.work(run, opening)
     finally:
         place.close()
         model.close()
+
+
+def _claimed(job: Job, observer: Observer, is_cancelled: Callable[[], bool]) -> Run:
+    """A hold on a job that nobody else knows of."""
+    store = MemoryStore()
+    store.create(job)
+    generation = store.claim(job.id).generation
+    return Run(History(job), store, generation, observer, is_cancelled)
 
 
 def keeper(shelf: Shelf, settings: Settings) -> Keep:
