@@ -18,7 +18,8 @@ class WorkersLost(Infrastructure):
 def post_mortem(history: History, attempts: Sequence[Attempt], losses: int) -> str:
     """Say in one line what was going on when the workers were lost, and what they had left."""
     last = attempts[-losses - 1 : -1]
-    parts = [f"{losses} workers in a row were lost while they worked on it", _doing(history)]
+    workers = "1 worker was" if losses == 1 else f"{losses} workers in a row were"
+    parts = [f"{workers} lost while working on it", _doing(history)]
     return "; ".join([*parts, *map(_figures, last)])
 
 

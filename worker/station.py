@@ -113,7 +113,12 @@ class Station:
             return _Shift(self, claim, lease).work()
 
     def reap(self, *, dry_run: bool = False) -> list[Reaped]:
-        """Remove the sandboxes on this engine that nobody owns. Raises `EngineUnavailable`."""
+        """Remove the sandboxes on this engine that nobody owns, and files left half written.
+
+        Raises `EngineUnavailable`.
+        """
+        if not dry_run:
+            self.blobs.tidy()
         with closing(Engine()) as engine:
             return reap(engine, self.store.standing, self.store.identity, dry_run=dry_run)
 

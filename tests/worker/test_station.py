@@ -175,7 +175,7 @@ def test_a_job_whose_workers_are_lost_again_and_again_is_buried_with_its_last_wo
     assert yard.station("undertaker", settings=settings).work_next() is Status.DEAD
     error = yard.store.get(job_id).job.error
     assert error.type == "WorkersLost"
-    assert "3 workers in a row were lost" in error.message
+    assert "3 workers in a row were lost while working on it" in error.message
     assert all(f"victim-{number}" in error.message for number in range(3))
     assert yard.station("two", settings=settings).work_next() is None
 
