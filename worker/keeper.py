@@ -325,7 +325,7 @@ class Keeper:
             self._judge(consumer, queued)
 
     def _look_at_queue(self) -> int:
-        """Sweep, and return how many messages wait."""
+        """Sweep, and count the messages that wait."""
         if self._is_sweeping:
             sweep_now(self._settings, self._store)
         with connect(self._settings) as connection:

@@ -10,6 +10,16 @@ import time
 _OWN = ("worker", "sandbox")
 
 
+class Lines(logging.Formatter):
+    """One line a message, whatever a library writes."""
+
+    converter = time.gmtime
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
+        record.message = " ".join(record.message.split())
+        return super().formatMessage(record)
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line."""
 
@@ -29,8 +39,7 @@ class JsonLines(logging.Formatter):
 def log_to_stdout(*, as_json: bool) -> None:
     """Log our own doings from INFO on, and of everything else what went wrong."""
     lines = logging.StreamHandler(sys.stdout)
-    text = logging.Formatter("%(asctime)sZ %(message)s", "%Y-%m-%d %H:%M:%S")
-    text.converter = time.gmtime
+    text = Lines("%(asctime)sZ %(message)s", "%Y-%m-%d %H:%M:%S")
     lines.setFormatter(JsonLines() if as_json else text)
     root = logging.getLogger()
     root.handlers[:] = [lines]

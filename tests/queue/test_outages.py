@@ -117,6 +117,7 @@ def test_a_job_that_takes_longer_than_rabbit_waits_runs_once(place_with):
         later = [place.submit(TINY) for _ in range(2)]  # their bells wait in the consumer
         eventually(lambda: all_over(place, [long, *later]))
         assert has_claimed_once(place, [long, *later])
+        worker.said("PRECONDITION_FAILED")
         assert worker.consumer == first
 
 
