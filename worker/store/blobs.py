@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -108,9 +108,10 @@ class Blobs:
         """Remove what processes that were killed have left half written; returns how many."""
         before, count = time.time() - older_than_s, 0
         for left in self._folder.glob(f"{_PARTIAL}*"):
-            if left.stat().st_mtime < before:
-                left.unlink(missing_ok=True)
-                count += 1
+            with suppress(FileNotFoundError):  # another worker tidies, too
+                if left.stat().st_mtime < before:
+                    left.unlink()
+                    count += 1
         return count
 
     def _name(self, partial: Path, blob: Blob) -> None:
