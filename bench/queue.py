@@ -5,8 +5,8 @@
 Real workers (`caisson worker`, one slot each), a real Redis, SQLite or PostgreSQL. A tiny job is a
 recording of one reply: all of a job is done but for a model's thinking and calls (claim, sandbox,
 six events, close). With the process driver the sandbox is a Python process, with the docker driver
-a container. "idle bells" are bells that find no job. Beside it, the same number of Celery's own tasks that do nothing, with as many
-processes on the same Redis, results stored.
+a container. "idle bells" are bells that find no job. Beside it, the same number of Celery's own
+tasks that do nothing, with as many processes on the same Redis, results stored.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from celery import Celery, signals
+from celery import Celery
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.utils.objects import cached_property
@@ -110,7 +110,6 @@ def configure(settings: Settings) -> dict[str, Any]:
         "worker_max_memory_per_child": _MAX_CHILD_KIB,
         "worker_proc_alive_timeout": 30.0,  # the start of a process on a busy machine
         "worker_send_task_events": True,
-        "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
         "beat_schedule": {
             "sweep": {
@@ -128,11 +127,6 @@ def _queue(name: str) -> Queue:
 
 
 app.add_defaults(configuration)
-
-
-@signals.setup_logging.connect  # type: ignore[untyped-decorator]
-def _leave_logging_alone(**_: object) -> None:
-    """Being connected is all: whoever starts the process decides how it logs."""
 
 
 def connection_of(url: str) -> tuple[str, dict[str, Any]]:

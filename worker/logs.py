@@ -7,16 +7,18 @@ import logging
 import sys
 import time
 
+from celery import signals
+
 _OWN = ("worker", "sandbox")
 
 
 class Lines(logging.Formatter):
-    """One line a message, whatever a library writes."""
+    """One line a message, whatever a library writes; the time is UTC."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
-        record.message = " ".join(record.message.split())
+        record.message = " ".join(filter(None, record.message.splitlines()))
         return super().formatMessage(record)
 
 
@@ -36,8 +38,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(said)
 
 
+def _leave_alone(**_: object) -> None:
+    """Celery sets up no logging of its own where somebody is connected to that signal."""
+
+
 def log_to_stdout(*, as_json: bool) -> None:
     """Log our own doings from INFO on, and of everything else what went wrong."""
+    signals.setup_logging.connect(_leave_alone)
     lines = logging.StreamHandler(sys.stdout)
     text = Lines("%(asctime)sZ %(message)s", "%Y-%m-%d %H:%M:%S")
     lines.setFormatter(JsonLines() if as_json else text)

@@ -25,6 +25,13 @@ def is_held(place, job):
     return place.store.get(job).is_held
 
 
+def command_of(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return ""
+
+
 def holder(place, worker, job):
     """The process of the pool that works on a job."""
     pid = int(place.store.get(job).worker.rpartition(".")[2])
@@ -55,7 +62,7 @@ def test_lines_are_json_where_that_is_asked_for_and_show_no_password(place_with,
     worker = place.worker("--json")
     job = place.submit("1 / 0")
     place.finished(job)
-    arguments = [" ".join(one.cmdline()) for one in worker.tree]
+    arguments = list(map(command_of, worker.tree))
     worker.stop()
     assert "s3cret" not in "\n".join([*worker.lines, *arguments])
     lines = [json.loads(line) for line in worker.lines]
