@@ -73,7 +73,7 @@ def main() -> None:
             "allow_unisolated": "true",
             "lease_s": "60",
             "memory": "64m",
-            "cpus": "0.01",
+            "share_cpus": "1000",  # admission is measured elsewhere
         }
         if database:
             settings["database_url"] = database.database()
@@ -118,7 +118,7 @@ def submit_all(settings: Settings, store: Store, number: int) -> list[str]:
     replay.write_text(json.dumps({"role": "assistant", "content": ANSWER}) + "\n")
     blobs = Blobs(settings.home / "blobs")
     what = Submission(goal="answer", replay=replay)
-    options = {"memory": settings.memory, "cpus": settings.cpus}
+    options = {"memory": settings.memory}
     what = what.model_copy(update={"options": options})
     return [submit(what, settings, store, blobs) for _ in range(number)]
 
