@@ -131,8 +131,8 @@ class _Judge:
         return "it has ended" if self._has_ended_for(one, UNDER_WAY_S) else None
 
     def _why_misplaced(self, one: _Found, known: Standing | None) -> str | None:
-        if known is None:
-            return "its job is unknown"
+        if known is None:  # not stored yet, or in a store of which this one is a copy
+            return None if one.is_live else "its job is unknown"
         if known.is_held and one.generation >= known.generation:
             return None  # the one who has the job is about to move into it
         if known.engine and known.engine != self.engine.identity():

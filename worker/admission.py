@@ -16,6 +16,7 @@ from worker.messages import Order, Record
 from worker.sizes import said_bytes
 
 PREFERRED_S = 60.0  # for so long a job is left to the engine on which its sandbox lives
+PATIENCE_S = 300.0  # a job that has waited so long is not passed over any more, if it can ever fit
 _SHARE = 0.75  # of the host's memory; the rest is for the engine, the workers and everything else
 _CPUS_EACH = 2.0  # sandboxes seldom compute all at once
 _ANY = 2**62  # no job needs so much
@@ -61,6 +62,12 @@ def lacking(order: Order, held: Reserved, worker: Offer) -> str:
         taken = f"{held.cpus:g} of {worker.cpus:g} are taken"
         return f"{order.cpus:g} CPUs on {worker.host}, where {taken}"
     return ""
+
+
+def can_ever_fit(order: Order, worker: Offer) -> bool:
+    """Whether the engine of `worker` could do with the job if it had nothing else to do."""
+    is_small = worker.memory_bytes is None or order.memory_bytes <= worker.memory_bytes
+    return is_small and (worker.cpus is None or order.cpus <= worker.cpus + _ROUNDED)
 
 
 def room(held: Reserved, worker: Offer) -> Reserved:

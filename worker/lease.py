@@ -55,6 +55,7 @@ class Lease:
         self.claim = claim
         self._store = store
         self._lease_s = lease_s
+        self._asked_at = asked_at
         self._ends_at = asked_at + lease_s
         self._is_draining = is_draining
         self._is_lost = False
@@ -78,6 +79,10 @@ class Lease:
         """Renew it no more: the job is about to be released."""
         self._left.set()
         self._thread.join()
+
+    def now(self) -> float:
+        """The store's time, as far as is known here: workers need not agree about theirs."""
+        return self.claim.claimed_at + clock() - self._asked_at
 
     def check(self) -> None:
         """Raise `LeaseLost` unless the job is still this worker's."""

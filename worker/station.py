@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,7 +43,7 @@ from worker.errors import (
 from worker.history import History
 from worker.hooks import Observer, Run
 from worker.lease import Lease, clock, never
-from worker.messages import Order, Status
+from worker.messages import Ended, FinishReason, JobError, Order, Status
 from worker.postmortem import WorkersLost, post_mortem
 from worker.runner import Runner, collect_rest, keeper
 from worker.settings import Settings
@@ -159,6 +159,7 @@ class _Shift:
             self.lease.is_cancelled,
             self.lease.check,
             is_patient=True,
+            clock=self.lease.now,
         )
 
     @cached_property
@@ -179,7 +180,9 @@ class _Shift:
                 self._drive()
         except Handover:
             return self._release()
-        except (LeaseLost, StaleGeneration, StoreUnavailable, SchemaMismatch):
+        except SchemaMismatch as error:
+            self._bury_unread(error)
+        except (LeaseLost, StaleGeneration, StoreUnavailable):
             raise
         except (UsageError, SpecInvalid) as error:  # what was asked cannot be done here
             self.run.end(Stop(str(error), kind=type(error).__name__))
@@ -220,6 +223,17 @@ class _Shift:
         attempts = self.station.store.attempts(self.claim.job_id)
         why = post_mortem(self.run.history, attempts, self.claim.losses)
         self.run.give_up(WorkersLost(why))
+
+    def _bury_unread(self, error: SchemaMismatch) -> None:
+        """End a job whose events nobody here can read; but first leave it to newer workers."""
+        if self.claim.losses < self.station.settings.max_losses:
+            raise error
+        why = JobError(type=type(error).__name__, message=str(error))
+        end = Ended(
+            at=self.lease.now(), status=Status.DEAD, finish_reason=FinishReason.FAILED, error=why
+        )
+        self.lease.check()
+        self.station.store.append(self.claim.job_id, end, generation=self.claim.generation)
 
     # ---- its files
 
@@ -298,11 +312,15 @@ class _Shift:
             with closing(Engine()) as engine:
                 for found in engine.labelled(f"caisson.job={self.claim.job_id}"):
                     self.lease.check()
-                    is_ours = int(found["Labels"]["caisson.generation"]) <= self.claim.generation
-                    if is_ours and not (but and found["Id"].startswith(but)):
+                    if self._is_ours(found["Labels"]) and not (but and found["Id"].startswith(but)):
                         engine.remove(found["Id"])
         except SandboxUnavailable as error:  # the reaper comes again
             _log.warning("job %s: left to the reaper: %s", self.claim.job_id, error)
+
+    def _is_ours(self, labels: Mapping[str, str]) -> bool:
+        """Whether a container is of this store's job of that id, and not of a later claim."""
+        is_later = int(labels["caisson.generation"]) > self.claim.generation
+        return labels.get("caisson.store") == self.station.store.identity and not is_later
 
 
 def _said_losses(claim: Claim) -> str:

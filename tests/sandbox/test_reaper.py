@@ -140,10 +140,12 @@ class TestOurs:
         assert not is_there(running)
         assert not is_there(exited)
 
-    def test_an_unknown_job_may_just_be_submitted(self, make, sweep):
-        container = make(store="s")
+    def test_a_running_one_of_an_unknown_job_may_be_anothers(self, make, sweep):
+        """Another's that has this store, or a copy of it; it ends by itself in any case."""
+        make(store="s")
+        exited = make(state="exited", store="s")
         assert sweep(30) == {}
-        assert sweep(90) == {container: "its job is unknown"}
+        assert sweep(90) == {exited: "its job is unknown"}
 
     @pytest.mark.parametrize("standing", [HELD, FREE], ids=["held", "free"])
     def test_a_running_one_is_kept_for_the_next_worker(self, make, sweep, standing):

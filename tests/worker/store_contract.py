@@ -158,7 +158,7 @@ def at_once(count, work):
 class StoreContract:
     """Needs a fixture `opened`: a function that gives an empty store.
 
-    It takes `preferred_s`. What it gave is closed after the test.
+    It takes `preferred_s` and `patience_s`. What it gave is closed after the test.
     """
 
     @pytest.fixture
@@ -666,6 +666,35 @@ class StoreContract:
         store.create(Job(id="a", goal="g"), Order(memory_bytes=GIB))
         assert store.claim_next(worker(memory_bytes=9 * GIB, free_bytes=GIB // 2), LONG_S) is None
         assert store.get("a").waits_for == "1.0 GiB of memory; host-w has 512 MiB left"
+
+    def crowded(self, opened, patience_s, need):
+        """A store in which small jobs run, and a job that does not fit beside them is due."""
+        store = opened(patience_s=patience_s)
+        by = worker(memory_bytes=2 * GIB)
+        store.create(Job(id="small", goal="g"), Order(memory_bytes=GIB))
+        assert store.claim_next(by, LONG_S).job_id == "small"
+        store.create(Job(id="large", goal="g"), Order(memory_bytes=need, priority=9))
+        store.create(Job(id="small2", goal="g"), Order(memory_bytes=GIB))
+        time.sleep(2 * TICK_S)
+        return store, by
+
+    def test_room_is_made_for_a_job_that_has_been_passed_over_for_long(self, opened):
+        store, by = self.crowded(opened, TICK_S, 2 * GIB)
+        assert store.claim_next(by, LONG_S) is None
+        store.release("small", generation=store.get("small").generation)
+        assert store.claim_next(by, LONG_S).job_id == "large"
+
+    def test_until_then_smaller_ones_go_before_it(self, opened):
+        store, by = self.crowded(opened, LONG_S, 2 * GIB)
+        assert store.claim_next(by, LONG_S).job_id == "small2"
+
+    def test_no_room_is_made_for_a_job_that_can_never_fit(self, opened):
+        store, by = self.crowded(opened, TICK_S, 3 * GIB)
+        assert store.claim_next(by, LONG_S).job_id == "small2"
+
+    def test_a_claim_says_when_it_was_made(self, store, claim):
+        (attempt,) = store.attempts("one")
+        assert claim.claimed_at == pytest.approx(attempt.started_at, abs=0.05)
 
     def test_what_another_engine_has_given_is_not_counted(self, store):
         for name in ("a", "b"):

@@ -15,7 +15,7 @@ import pytest
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
 from sandbox.types import Outcome, SandboxSpec
-from worker.errors import Cancelled, Stop, StoreUnavailable
+from worker.errors import Cancelled, SchemaMismatch, Stop, StoreUnavailable
 from worker.history import History
 from worker.hooks import Run
 from worker.lease import Lease, clock
@@ -258,14 +258,63 @@ def test_a_job_keeps_to_the_longest_call_that_it_was_submitted_with(yard):
 @pytest.mark.engine
 def test_a_former_worker_removes_no_container_of_a_later_one(yard, containers):
     job_id = yard.submit(*STEPS)
-    spec = SandboxSpec(job=job_id, generation=5, linger_s=30)
-    later = DockerSandbox.start(spec)
+    spec = SandboxSpec(job=job_id, generation=5, linger_s=30, store=yard.store.identity)
+    DockerSandbox.start(spec).detach()
+    clear_as(yard, job_id)
+    assert containers(job_id)
+
+
+@pytest.mark.engine
+def test_a_job_of_the_same_id_in_another_store_keeps_its_container(yard, containers):
+    job_id = yard.submit(*STEPS)
+    DockerSandbox.start(SandboxSpec(job=job_id, linger_s=30, store="another")).detach()
+    clear_as(yard, job_id)
+    assert containers(job_id)
+
+
+@pytest.mark.engine
+def test_what_an_earlier_worker_has_left_of_a_job_is_removed(yard, containers):
+    job_id = yard.submit(*STEPS)
+    DockerSandbox.start(SandboxSpec(job=job_id, linger_s=30, store=yard.store.identity)).detach()
+    clear_as(yard, job_id)
+    assert not containers(job_id)
+
+
+def clear_as(yard, job_id):
+    """Do what a worker of the second generation does before it opens a sandbox."""
     yard.store.claim(job_id, "lost")
     claim = yard.store.claim(job_id, "late")
     with Lease(yard.store, claim, 60, clock()) as lease:
         _Shift(yard.station("late"), claim, lease)._clear()
-    assert containers(job_id)
-    later.close()
+
+
+class Unreadable(MemoryStore):
+    """A store with events of a newer version."""
+
+    def load(self, job_id):
+        raise SchemaMismatch("job x: events of a newer version; install a newer caisson")
+
+
+def test_a_job_that_nobody_here_can_read_is_left_to_newer_workers_and_ends_at_last(yard):
+    yard.store = Unreadable()
+    job_id = yard.submit(*STEPS)
+    settings = yard.settings.model_copy(update={"max_losses": 2, "lease_s": 0.0})
+    station = yard.station("old", settings=settings)
+    yard.store.claim(job_id, "older")
+    assert station.work_next() is Status.RUNNING
+    settings = settings.model_copy(update={"lease_s": 5.0})
+    assert yard.station("old", settings=settings).work_next() is Status.DEAD
+    assert "install a newer caisson" in yard.store.get(job_id).job.error.message
+
+
+def test_a_workers_wrong_clock_does_not_spend_the_time_of_a_job(yard, monkeypatch):
+    yard.store = MemoryStore(clock=lambda: time.time() - 7200)  # or the worker's is ahead
+    job_id = yard.submit(say("done"))
+    events = yard.store.events
+    settings = yard.settings.model_copy(update={"driver": "process", "allow_unisolated": True})
+    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    ahead = time.time() - events(job_id)[-1].at
+    assert 7100 < ahead < 7300
 
 
 def test_an_input_that_is_not_here_is_named(yard):

@@ -36,6 +36,7 @@ class Claim(Record):
     job_id: str
     generation: int
     losses: int = Field(0, description="claims in a row that were lost without any progress")
+    claimed_at: float = Field(0.0, description="by the store's clock")
 
 
 class Attempt(Record):
@@ -131,6 +132,7 @@ class Store(Protocol):
         A job fits when what it reserves is available there, and, together with what the held jobs
         of that engine reserve, within the engine's share. One that was in a sandbox on another
         engine is left to that engine's workers for a minute. Why a job was passed over is kept.
+        One that has waited for five minutes and can fit is not passed over: room is made for it.
         None: there is nothing to do.
         """
 

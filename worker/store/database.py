@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, column, inspect, select, table
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from worker.admission import PREFERRED_S
+from worker.admission import PATIENCE_S, PREFERRED_S
 from worker.errors import SchemaMismatch, StoreUnavailable
 from worker.store.connections import Database
 from worker.store.sql import SqlStore
@@ -37,12 +37,15 @@ _STAMP = select(
 )
 
 
-def open_store(url: str, *, preferred_s: float = PREFERRED_S) -> SqlStore:
+def open_store(
+    url: str, *, preferred_s: float = PREFERRED_S, patience_s: float = PATIENCE_S
+) -> SqlStore:
     """Open the store at an address; an empty database is made into one.
 
     Args:
         url: The address.
         preferred_s: How long a job is left to the engine on which its sandbox lives.
+        patience_s: After how long a job is not passed over any more.
 
     Raises:
         SchemaMismatch: An older or newer version made it; says what to do.
@@ -56,7 +59,7 @@ def open_store(url: str, *, preferred_s: float = PREFERRED_S) -> SqlStore:
         if not stamp.revision:
             stamp = _migrate(database)
         _check(database, stamp, {HEAD})
-        return SqlStore(database, stamp.identity, preferred_s=preferred_s)
+        return SqlStore(database, stamp.identity, preferred_s=preferred_s, patience_s=patience_s)
     except BaseException:
         database.close()
         raise

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandbox.types import Standing
-from worker.admission import PREFERRED_S, lacking, reserved
+from worker.admission import PATIENCE_S, PREFERRED_S, can_ever_fit, lacking, reserved
 from worker.errors import JobExists, JobTaken, JobUnknown, LeaseLost
 from worker.history import fold
 from worker.messages import (
@@ -56,11 +56,16 @@ class MemoryStore:
     """See `worker.store.base.Store`."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.time, *, preferred_s: float = PREFERRED_S
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        preferred_s: float = PREFERRED_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.identity = f"memory-{uuid.uuid4().hex[:12]}"
         self._clock = clock
         self._preferred_s = preferred_s
+        self._patience_s = patience_s
         self._entries: dict[str, _Entry] = {}
         self._workers: dict[str, WorkerSeen] = {}
         self._lock = threading.Lock()
@@ -132,6 +137,9 @@ class MemoryStore:
                 if not entry.waits_for:
                     entry.engine = worker.engine
                     return self._claim(entry, worker.name, lease_s)
+                is_late = self._clock() - entry.created_at > self._patience_s
+                if is_late and can_ever_fit(entry.order, worker):
+                    break
             return None
 
     def order(self, job_id: str) -> Order:
@@ -262,7 +270,12 @@ class MemoryStore:
         entry.status, entry.worker, entry.waits_for = Status.RUNNING, worker, ""
         entry.lease_until = now + lease_s
         entry.attempts.append(Attempt(generation=entry.generation, worker=worker, started_at=now))
-        return Claim(job_id=entry.job.id, generation=entry.generation, losses=entry.losses)
+        return Claim(
+            job_id=entry.job.id,
+            generation=entry.generation,
+            losses=entry.losses,
+            claimed_at=now,
+        )
 
     def _end_attempt(self, entry: _Entry, **changes: object) -> None:
         entry.attempts[-1] = entry.attempts[-1].model_copy(update=changes)

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, Row
 
 from sandbox.types import Standing
-from worker.admission import PREFERRED_S, Reserved, lacking, room
+from worker.admission import PATIENCE_S, PREFERRED_S, Reserved, can_ever_fit, lacking, room
 from worker.errors import JobExists, JobTaken, JobUnknown, LeaseLost
 from worker.messages import (
     Artifact,
@@ -55,12 +55,18 @@ class SqlStore:
     """See `worker.store.base.Store`. After a fork, each process has connections of its own."""
 
     def __init__(
-        self, database: Database, identity: str, *, preferred_s: float = PREFERRED_S
+        self,
+        database: Database,
+        identity: str,
+        *,
+        preferred_s: float = PREFERRED_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.identity = identity
         self._database = database
         self._dialect = database.url.get_backend_name()
         self._preferred_s = preferred_s
+        self._patience_s = patience_s
         self._doubts: dict[str, int] = {}  # numbers of events that may be stored, by job
 
     def close(self) -> None:
@@ -241,7 +247,7 @@ class SqlStore:
         asked = {"on_engine": worker.engine, "preferred_s": self._preferred_s}
         first = connection.execute(sql.CANDIDATES, {**asked, "most": _LOOKED_AT}).all()
         waiting: dict[str, list[str]] = {}
-        claim = None
+        claim, is_kept_free = None, False
         for row in first:
             why = _lacking(row, held, worker)
             claim = None if why else _claim_if_due(connection, row.id, worker, lease_s)
@@ -249,9 +255,12 @@ class SqlStore:
                 break
             if why != row.waits_for:
                 waiting.setdefault(why, []).append(row.id)
+            is_kept_free = bool(why) and self._is_next(row, worker)
+            if is_kept_free:
+                break
         for why, ids in waiting.items():
             connection.execute(sql.EXPLAIN, {"why": why, "passed": ids})
-        if claim is None and len(first) == _LOOKED_AT:
+        if claim is None and not is_kept_free and len(first) == _LOOKED_AT:
             claim = self._claim_beyond(connection, worker, lease_s, held)
         return claim
 
@@ -276,6 +285,10 @@ class SqlStore:
                 if claim is not None:
                     return claim
         return None
+
+    def _is_next(self, row: _Row, worker: WorkerSeen) -> bool:
+        """Whether a job has been passed over for so long that room must be made for it."""
+        return row.age_s > self._patience_s and can_ever_fit(_need(row), worker)
 
     def _admit_alone(self, connection: Connection, engine: str) -> None:
         """Let no other worker admit jobs to this engine until the transaction is over.
@@ -450,10 +463,10 @@ def _claim(
         lost = {**_owner(row.id, row.generation), "when_ended": row.lease_until}
         connection.execute(sql.LOSE_ATTEMPT, lost)
     taken = {"of_job": row.id, "by_worker": worker, "on_engine": engine, "lease_s": lease_s}
-    generation, losses = connection.execute(sql.CLAIM, taken).one()
+    generation, losses, until = connection.execute(sql.CLAIM, taken).one()
     attempt = {"job_id": row.id, "generation": generation, "worker": worker}
     connection.execute(sql.ADD_ATTEMPT, attempt)
-    return Claim(job_id=row.id, generation=generation, losses=losses)
+    return Claim(job_id=row.id, generation=generation, losses=losses, claimed_at=until - lease_s)
 
 
 def _reserved(connection: Connection, engine: str) -> Reserved:
@@ -462,8 +475,11 @@ def _reserved(connection: Connection, engine: str) -> Reserved:
 
 
 def _lacking(row: _Row, held: Reserved, worker: WorkerSeen) -> str:
-    need = Order(memory_bytes=row.memory_bytes, cpus=row.cpus)
-    return lacking(need, held, worker)
+    return lacking(_need(row), held, worker)
+
+
+def _need(row: _Row) -> Order:
+    return Order(memory_bytes=row.memory_bytes, cpus=row.cpus)
 
 
 # ---- holding

@@ -163,7 +163,7 @@ CLAIM = (
         engine=func.coalesce(_text("on_engine"), jobs.c.engine),
         waits_for="",
     )
-    .returning(jobs.c.generation, jobs.c.losses)
+    .returning(jobs.c.generation, jobs.c.losses, jobs.c.lease_until)
 )
 ADD_ATTEMPT = insert(attempts).values(started_at=NOW)
 LOSE_ATTEMPT = (
@@ -185,7 +185,10 @@ RESERVED = select(
     cast(func.coalesce(func.sum(jobs.c.cpus), 0.0), Double),
 ).where(_HELD, jobs.c.engine == _text("on_engine"))
 CANDIDATES = (
-    select(*(jobs.c.id, jobs.c.memory_bytes, jobs.c.cpus, jobs.c.waits_for))
+    select(
+        *(jobs.c.id, jobs.c.memory_bytes, jobs.c.cpus, jobs.c.waits_for),
+        (NOW - jobs.c.created_at).label("age_s"),
+    )
     .where(DUE, ~_ELSEWHERE)
     .order_by(jobs.c.priority.desc(), jobs.c.number)
     .limit(_number("most"))
