@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sandbox.base import Sandbox
-from sandbox.errors import EngineUnavailable, LinkLost, SandboxUnavailable, StaleGeneration
+from sandbox.errors import (
+    EngineUnavailable,
+    FileRefused,
+    LinkLost,
+    SandboxUnavailable,
+    StaleGeneration,
+)
 from sandbox.mounts import check_mounts
 from sandbox.types import Limits, Mount, SandboxSpec
 from worker.budget import BudgetHook
@@ -98,6 +104,26 @@ def put_files(sandbox: Sandbox, files: Iterable[InputFile]) -> None:
                 sandbox.write_file(file.name, source)
         except OSError as error:
             raise InputInvalid(f"cannot read {file.path}: {error.strerror or error}") from error
+
+
+def put_back(sandbox: Sandbox, files: Iterable[InputFile], most_bytes: int) -> tuple[str, ...]:
+    """Copy what a job had made into its new sandbox, as far as it can be; returns the names.
+
+    What is refused (a folder is there by now, say), does not fit, or is not to be had is left
+    out: the job goes on without it, and can make it again. Raises `SandboxUnavailable`.
+    """
+    restored: list[str] = []
+    for file in files:
+        if file.size > most_bytes:
+            continue
+        try:
+            put_files(sandbox, [file])
+        except (FileRefused, InputInvalid) as error:
+            _log.info("%s is not put back: %s", file.name, error)
+            continue
+        most_bytes -= file.size
+        restored.append(file.name)
+    return tuple(restored)
 
 
 def read_mounts(paths: Iterable[Path], settings: Settings | None = None) -> tuple[Mount, ...]:

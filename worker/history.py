@@ -59,7 +59,8 @@ class History:
     """The job and its events. Only `add` changes it, and only by one more event.
 
     `place` names the sandbox it is in, `uncollected` the files that calls have reported as new or
-    changed since they were last taken out. `collected_bytes` counts each version that was.
+    changed since they were last taken out. `collected_bytes` counts each version that was;
+    `latest` are the artefacts by their names in the workspace, the one taken last at the end.
     """
 
     def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
@@ -69,6 +70,7 @@ class History:
         self.losses_in_a_row = 0
         self.place = ""
         self.uncollected: dict[str, FileInfo] = {}
+        self.latest: dict[str, Artifact] = {}
         self.collected_bytes = 0
         self.started_at: float | None = None
         self.waited_s = 0.0
@@ -117,6 +119,8 @@ class History:
     def _add_artifacts(self, artifacts: Iterable[Artifact]) -> None:
         for artifact in artifacts:
             self.uncollected.pop(artifact.source, None)
+            self.latest.pop(artifact.source, None)
+            self.latest[artifact.source] = artifact
             self.collected_bytes += artifact.size
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -118,7 +118,7 @@ class Runner:
             run.append(SandboxReplaced(why=str(self._why)))
         run.append(SandboxOpened(place=self.place.place, engine=self.engine))
         if is_moved:
-            told = notice("sandbox_replaced", why=self._why, kept=_kept(run.job))
+            told = notice("sandbox_replaced", why=self._why, kept=_kept(self.place.restored))
             run.notify(told, f"sandbox:{self.place.place}")
 
     def _rejoin(self, run: Run, error: LinkLost) -> bool:
@@ -169,9 +169,8 @@ def collect_rest(run: Run, place: Workplace, keep: Keep) -> None:
         run.remark(f"files were lost with the sandbox: {error}")
 
 
-def _kept(job: Job) -> str:
+def _kept(names: Sequence[str]) -> str:
     """Say which files a new sandbox was given."""
-    names = [artifact.source for artifact in job.artifacts]
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return ", ".join(["the input files", *names[:_NAMED], *more])
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from worker.assembly import InputFile
 from worker.builtin import Workplace
 from worker.checkpoint import CheckpointHook
 from worker.errors import (
+    BlobMissing,
     Handover,
     LeaseLost,
     SchemaMismatch,
@@ -251,14 +252,18 @@ class _Shift:
             for i in self.order.inputs
         ]
 
-    def _files(self) -> list[InputFile]:
-        """What a new sandbox is given: the inputs, and what the job had made by then."""
-        made = {
-            a.source: InputFile(path=self.station.blobs.path(a.sha256), name=a.source, size=a.size)
-            for a in self.run.job.artifacts
-            if a.sha256
-        }
-        return list(({file.name: file for file in self._inputs()} | made).values())
+    def _restore(self, sandbox: Sandbox) -> tuple[str, ...]:
+        """Put back what the job had made, the latest first; the rest of the space is for more."""
+        room = sandbox.spec.limits.workspace_size_bytes
+        given = sum(file.size for file in self._inputs())
+        return assembly.put_back(sandbox, self._made(), min(room // 2, room - given))
+
+    def _made(self) -> Iterator[InputFile]:
+        blobs = self.station.blobs
+        for made in reversed(self.run.history.latest.values()):
+            with suppress(BlobMissing):  # it can be made again
+                path = blobs.path(made.sha256)
+                yield InputFile(path=path, name=made.source, size=made.size)
 
     # ---- its sandbox
 
@@ -266,7 +271,7 @@ class _Shift:
         def open_one() -> Sandbox:
             spec = self._spec()
             sandbox = self._patiently(lambda: assembly.start_sandbox(self.settings, spec))
-            return assembly.furnished(sandbox, self._files())
+            return assembly.furnished(sandbox, self._inputs())
 
         def adopt(place: str) -> Sandbox | None:
             spec = self._spec()
@@ -274,7 +279,8 @@ class _Shift:
             self._clear(but=place if found else "")
             return found
 
-        return Workplace(open_one, self.station.settings.max_call_timeout_s, adopt)
+        longest_s = self.station.settings.max_call_timeout_s
+        return Workplace(open_one, longest_s, adopt, self._restore)
 
     def _spec(self) -> SandboxSpec:
         own = {

@@ -176,6 +176,8 @@ class FakeSandbox:
         self._check()
         if not _is_in_workspace(name):
             raise FileRefused(f"{name} is outside the workspace")
+        if any(_is_below(name, known) or _is_below(known, name) for known in self.contents):
+            raise FileRefused(f"{name}: a folder and a file cannot have one name")
         self.contents[name] = source.read()
         return len(self.contents[name])
 
@@ -275,6 +277,10 @@ def _is_in_workspace(name: str) -> bool:
     path = PurePosixPath(name)
     is_plain = not path.is_absolute() and ".." not in path.parts and "\0" not in name
     return bool(path.parts) and is_plain and all(len(p.encode()) < 256 for p in path.parts)  # noqa: PLR2004
+
+
+def _is_below(name: str, folder: str) -> bool:
+    return name.startswith(folder + "/")
 
 
 def _conflict(why: str) -> SandboxUnavailable:

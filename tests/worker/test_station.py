@@ -15,17 +15,18 @@ import pytest
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
 from sandbox.types import Outcome, SandboxSpec
+from worker import assembly
 from worker.errors import Cancelled, SchemaMismatch, Stop, StoreUnavailable
 from worker.history import History
 from worker.hooks import Run
 from worker.lease import Lease, clock
-from worker.messages import FinishReason, Order, Status
+from worker.messages import FinishReason, Input, Order, Status
 from worker.runner import new_job
 from worker.settings import Settings
 from worker.station import Station, _Shift
 from worker.store.blobs import Blobs
 from worker.store.memory import MemoryStore
-from worker.testing import say
+from worker.testing import FakeSandbox, ok, say
 
 LEASE_S = 1.5
 
@@ -165,6 +166,77 @@ def test_a_container_that_is_gone_is_replaced_with_the_files_the_job_had_made(ya
     told = [e for e in yard.store.events(job_id) if e.kind == "notice"]
     assert "except the input files, log, which were restored" in told[0].text
     assert yard.log(job_id) == "ac?"  # nobody knows of the second; it is not run again
+
+
+def remade(yard, job_id, monkeypatch):
+    """Lose the sandbox of a job at its last call; returns the second one and the job's end."""
+    sandboxes = []
+
+    def start(settings, spec):
+        sandboxes.append(FakeSandbox(respond, spec))
+        return sandboxes[-1]
+
+    def respond(sandbox, kind, text):
+        if text == "lose":
+            sandbox.is_lost = sandbox is sandboxes[0]
+            return ok()
+        made = json.loads(text)
+        for name in made.get("gone", ()):
+            del sandbox.contents[name]
+        files = {name: b"x" * size for name, size in made["files"].items()}
+        sandbox.contents.update(files)
+        return ok(files=tuple(sandbox.info(name) for name in files))
+
+    monkeypatch.setattr(assembly, "start_sandbox", start)
+    settings = yard.settings.model_copy(update={"driver": "process"})
+    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    (told,) = [e.text for e in yard.store.events(job_id) if e.kind == "notice"]
+    return sandboxes[1], told
+
+
+def making(files, gone=()):
+    return python(json.dumps({"files": files, "gone": gone}))
+
+
+def test_a_file_that_cannot_be_put_back_is_left_out_and_the_job_goes_on(yard, monkeypatch):
+    turns = (
+        making({"out": 1, "other": 2}),
+        making({"out/t.csv": 3}, gone=["out"]),
+        python("lose"),
+        say("the end"),
+    )
+    job_id = yard.submit(*turns)
+    second, told = remade(yard, job_id, monkeypatch)
+    assert {name: len(data) for name, data in second.contents.items()} == {
+        "out/t.csv": 3,
+        "other": 2,
+    }
+    assert "except the input files, out/t.csv, other, which were restored" in told
+
+
+def test_an_input_is_put_back_whatever_the_job_had_made_of_its_name(yard, monkeypatch):
+    blob = Blobs(yard.home / "blobs").add(io.BytesIO(b"hello"))
+    given = Input(name="data", size=blob.size, sha256=blob.sha256)
+    turns = (making({"data/t.csv": 3}, gone=["data"]), python("lose"), say("the end"))
+    job_id = yard.submit(*turns, inputs=(given,))
+    second, told = remade(yard, job_id, monkeypatch)
+    assert second.contents == {"data": b"hello"}
+    assert "except the input files, which were restored" in told
+
+
+def test_what_is_put_back_takes_half_of_the_workspace_at_most_the_latest_first(yard, monkeypatch):
+    mib = 2**20
+    turns = (
+        making({"a": 3 * mib, "b": 3 * mib}),
+        making({"c": 4 * mib}),
+        making({"a": 3 * mib}),
+        python("lose"),
+        say("the end"),
+    )
+    job_id = yard.submit(*turns, options={"memory": 100 * mib, "workspace_size": 16 * mib})
+    second, told = remade(yard, job_id, monkeypatch)
+    assert sorted(second.contents) == ["a", "c"]
+    assert "except the input files, a, c, which were restored" in told
 
 
 def test_a_job_whose_workers_are_lost_again_and_again_is_buried_with_its_last_words(yard):

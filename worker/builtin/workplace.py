@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandbox.base import Sandbox
 from sandbox.errors import Detached, SandboxUnavailable
@@ -24,23 +24,39 @@ def nothing_lives(place: str) -> None:
     del place
 
 
+def nothing_made(sandbox: Sandbox) -> tuple[str, ...]:
+    """Put nothing back: what a job is given that keeps its files in its sandbox alone."""
+    del sandbox
+    return ()
+
+
 @dataclass
 class Workplace:
     """A sandbox, taken over or started when it is first needed, and replaced when it was lost.
 
-    `open_sandbox` starts one and puts the job's files into it; it may raise `SandboxError`.
-    `adopt` takes over the one that is named, if it still lives.
+    `open_sandbox` starts one and puts the job's inputs into it; it may raise `SandboxError`.
+    `adopt` takes over the one that is named, if it still lives. `restore` puts back what the job
+    had made into one that was started, and returns the names; it may raise `SandboxUnavailable`.
     """
 
     open_sandbox: Callable[[], Sandbox]
     max_timeout_s: float = 300.0
     adopt: Callable[[str], Sandbox | None] = nothing_lives
+    restore: Callable[[Sandbox], tuple[str, ...]] = nothing_made
+    restored: tuple[str, ...] = field(default=(), init=False)
     _sandbox: Sandbox | None = None
 
     def open(self, place: str = "") -> None:
         """Take over the sandbox `place`, or start one, before anything else is spent on the job."""
-        if not self.join(place):
-            self._sandbox = self.open_sandbox()
+        if self.join(place):
+            return
+        sandbox = self.open_sandbox()
+        try:
+            self.restored = self.restore(sandbox)
+        except BaseException:
+            sandbox.close()
+            raise
+        self._sandbox = sandbox
 
     def join(self, place: str) -> bool:
         """Take over the sandbox `place`; False if it does not live any more."""
