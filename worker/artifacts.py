@@ -6,6 +6,7 @@ that cannot be had is named and left behind.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -13,12 +14,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from sandbox.base import Sandbox
-from sandbox.errors import SandboxError, SandboxUnavailable
+from sandbox.errors import FileRefused, SandboxError, SandboxUnavailable
 from sandbox.types import MIB, FileInfo
 from worker.errors import StoreUnavailable
 from worker.history import History
@@ -26,9 +28,14 @@ from worker.hooks import Run
 from worker.messages import Artifact, ArtifactsAdded, Record, Status
 from worker.store.blobs import Blobs
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 _log = logging.getLogger(__name__)
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"\\|?*\u2028\u2029\u202a-\u202e\ud800-\udfff]')
 _LONGEST = 120
+_NAMED = 20  # files that are told by name
+_ASKED_FOR = 500
 _CANCELLED_S = 2.0
 _CANCELLED_BYTES = 16 * MIB  # what takes about a second
 
@@ -79,6 +86,14 @@ class Shelf:
             sha256=sha256,
         )
 
+    def drop(self, artifact: Artifact) -> None:
+        """Remove a file, and the folders that are empty then; its content stays with the blobs."""
+        target = self.folder / artifact.name
+        with suppress(OSError):  # not there, or somebody has put files of their own there
+            target.unlink()
+            for folder in [*target.parents][: len(Path(artifact.name).parts)]:
+                folder.rmdir()
+
     def _fill(self, partial: Path, fill: Callable[[BinaryIO], int]) -> tuple[int, str]:
         if self.blobs is None:
             with partial.open("wb") as sink:
@@ -101,6 +116,7 @@ def collect(
 ) -> None:
     """Take the files that calls have reported since the last time, and add them to the history.
 
+    At the end of a job, those that it has removed again count no more, and are artefacts no more.
     With `most_bytes` this is a checkpoint of a job that goes on: larger files, and those that
     cannot be had, are left for later without a word; one that is cancelled is not kept waiting;
     and all versions of files that are ever taken so are no more than the caps allow.
@@ -112,6 +128,8 @@ def collect(
     is_checkpoint = most_bytes is not None
     tell = _log.info if is_checkpoint else run.remark
     patience = _Patience(run, is_checkpoint=is_checkpoint)
+    if not is_checkpoint:
+        _leave_out_gone(run, sandbox, shelf)
     files = _offered(run.history, most_bytes)
     files, over = _within(files, run.job.artifacts, caps.files)
     if over:
@@ -132,6 +150,64 @@ def collect(
     finally:
         if kept:
             run.append(ArtifactsAdded(artifacts=tuple(kept)))
+
+
+def _leave_out_gone(run: Run, sandbox: Sandbox, shelf: Shelf) -> None:
+    """Forget files that are not in the workspace any more.
+
+    Of a job that had an earlier sandbox only those that were never taken: it may have left the
+    others there.
+    """
+    history = run.history
+    taken = {} if history.is_moved else history.latest
+    gone = _gone(sandbox, [*taken, *(name for name in history.uncollected if name not in taken)])
+    if not gone:
+        return
+    files = [artifact for name, artifact in taken.items() if name in gone]
+    if history.is_moved:
+        run.remark(f"not in the workspace any more: {_named([*gone])}")
+    run.append(ArtifactsAdded(artifacts=(), gone=tuple(gone)))
+    for artifact in files:
+        shelf.drop(artifact)
+
+
+def _gone(sandbox: Sandbox, names: Sequence[str]) -> dict[str, None]:
+    """Those that are not there, in their order.
+
+    A listing has no hidden files, and is cut when it is long or takes long: the first few hundred
+    that it lacks are asked for one by one.
+    """
+    listed = {file.name for file in sandbox.files()} if names else set()
+    lacking = [name for name in names if name not in listed]
+    return dict.fromkeys(
+        name
+        for number, name in enumerate(lacking)
+        if number >= _ASKED_FOR or not _is_there(sandbox, name)
+    )
+
+
+class _Found(Exception):
+    """The first bytes of a file have come."""
+
+
+class _Probe(io.BytesIO):
+    def write(self, _data: ReadableBuffer, /) -> int:
+        raise _Found
+
+
+def _is_there(sandbox: Sandbox, name: str) -> bool:
+    try:
+        sandbox.read_file(name, _Probe())
+    except _Found:
+        return True
+    except FileRefused:
+        return False
+    return True  # and empty
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 class _Patience:

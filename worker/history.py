@@ -58,9 +58,10 @@ class Turn:
 class History:
     """The job and its events. Only `add` changes it, and only by one more event.
 
-    `place` names the sandbox it is in, `uncollected` the files that calls have reported as new or
-    changed since they were last taken out. `collected_bytes` counts each version that was;
-    `latest` are the artefacts by their names in the workspace, the one taken last at the end.
+    `place` names the sandbox it is in, `is_moved` says that it had another before. `uncollected`
+    are the files that calls have reported as new or changed since they were last taken out;
+    `collected_bytes` counts each version that was. `latest` are the artefacts by their names in
+    the workspace, the one that was taken last at the end.
     """
 
     def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
@@ -68,6 +69,7 @@ class History:
         self.opening: list[Message] = []
         self.turns = [Turn()]
         self.losses_in_a_row = 0
+        self.is_moved = False
         self.place = ""
         self.uncollected: dict[str, FileInfo] = {}
         self.latest: dict[str, Artifact] = {}
@@ -97,8 +99,9 @@ class History:
                 self.place = event.place
             case SandboxReplaced():
                 self.losses_in_a_row += 1
+                self.is_moved = True
             case ArtifactsAdded():
-                self._add_artifacts(event.artifacts)
+                self._add_artifacts(event)
         self.job = fold(self.job, event)
 
     def _add_reply(self, reply: Reply) -> None:
@@ -116,8 +119,11 @@ class History:
         if result.status in {ResultStatus.OK, ResultStatus.ERROR} and result.execution:
             self.losses_in_a_row = 0
 
-    def _add_artifacts(self, artifacts: Iterable[Artifact]) -> None:
-        for artifact in artifacts:
+    def _add_artifacts(self, event: ArtifactsAdded) -> None:
+        for name in event.gone:
+            self.uncollected.pop(name, None)
+            self.latest.pop(name, None)
+        for artifact in event.artifacts:
             self.uncollected.pop(artifact.source, None)
             self.latest.pop(artifact.source, None)
             self.latest[artifact.source] = artifact
@@ -191,7 +197,7 @@ def fold(job: Job, event: Event) -> Job:
             change = {"steps": job.steps + 1, "usage": job.usage + event.reply.usage}
             return job.model_copy(update=change)
         case ArtifactsAdded():
-            return job.model_copy(update={"artifacts": _merged(job.artifacts, event.artifacts)})
+            return job.model_copy(update={"artifacts": _merged(job.artifacts, event)})
         case Ended():
             names = ("status", "finish_reason", "answer", "error")
             return job.model_copy(update={name: getattr(event, name) for name in names})
@@ -200,8 +206,10 @@ def fold(job: Job, event: Event) -> Job:
     return job
 
 
-def _merged(old: tuple[Artifact, ...], new: tuple[Artifact, ...]) -> tuple[Artifact, ...]:
-    by_name = {artifact.name: artifact for artifact in (*old, *new)}
+def _merged(old: tuple[Artifact, ...], event: ArtifactsAdded) -> tuple[Artifact, ...]:
+    gone = set(event.gone)
+    left = (artifact for artifact in old if artifact.source not in gone)
+    by_name = {artifact.name: artifact for artifact in (*left, *event.artifacts)}
     return tuple(by_name.values())
 
 

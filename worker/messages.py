@@ -366,10 +366,14 @@ class SandboxReplaced(Happening):
 
 
 class ArtifactsAdded(Happening):
-    """Files were taken out of the sandbox; one of the same name takes the place of an older."""
+    """Files were taken out of the sandbox; one of the same name takes the place of an older.
+
+    Before them, those that the job itself has removed from its workspace are left out.
+    """
 
     kind: Literal["artifacts"] = "artifacts"
     artifacts: tuple[Artifact, ...]
+    gone: tuple[str, ...] = Field((), description="names in the workspace")
 
 
 class Ended(Happening):

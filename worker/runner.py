@@ -157,16 +157,30 @@ class Runner:
 
 
 def collect_rest(run: Run, place: Workplace, keep: Keep) -> None:
-    """Take what a job has made and nobody has taken, if its sandbox still lives."""
-    if not run.history.uncollected:
+    """Take what a job has made and nobody has taken, if its sandbox still lives.
+
+    A link that breaks meanwhile is made anew a few times.
+    """
+    if not run.history.uncollected and not run.history.latest:
         return
-    try:
-        if place.join(run.history.place):
-            keep(run, place.sandbox)
-    except StaleGeneration:
-        raise
-    except SandboxUnavailable as error:
-        run.remark(f"files were lost with the sandbox: {error}")
+    why: object = "it does not live any more"
+    for is_last in (*[False] * _REJOINS, True):
+        try:
+            if place.join(run.history.place):
+                keep(run, place.sandbox)
+                return
+            break
+        except StaleGeneration:
+            raise
+        except LinkLost as error:
+            why = error
+            if not is_last:  # one that is still held is removed when the job is closed
+                place.detach()
+        except SandboxUnavailable as error:
+            why = error
+            break
+    if run.history.uncollected:
+        run.remark(f"files were lost with the sandbox: {why}")
 
 
 def _kept(names: Sequence[str]) -> str:

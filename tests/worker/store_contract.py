@@ -530,6 +530,19 @@ class StoreContract:
         found = store.get("one").job.artifacts
         assert found == (artifact("b", 7, sha256="ff"), artifact("a"), artifact("c"))
 
+    def test_files_that_are_gone_from_the_workspace_are_no_artefacts_any_more(self, store, claim):
+        odd, many = "odd \udc80\0 name", [f"f{number}" for number in range(1200)]
+        made = [artifact(name, source=f"w/{name}") for name in ("a", "b", odd, *many)]
+        gone = tuple(f"w/{name}" for name in (odd, "a", "never seen", *many))
+        self.append(
+            store,
+            ArtifactsAdded(artifacts=tuple(made)),
+            ArtifactsAdded(artifacts=(artifact("a", 2, source="w/c"),), gone=gone),
+        )
+        found = store.get("one").job.artifacts
+        assert found == (artifact("b", source="w/b"), artifact("a", 2, source="w/c"))
+        assert store.events("one")[-1].gone == gone
+
     def test_times_are_the_stores_clock(self, store, job):
         created = store.get("one")
         assert abs(created.created_at - time.time()) < 5

@@ -23,6 +23,7 @@ from worker.messages import (
     Reply,
     ResultStatus,
     Role,
+    SandboxReplaced,
     ToolCall,
     ToolResult,
 )
@@ -201,6 +202,56 @@ def test_the_bytes_count_over_all_collections_but_not_twice_for_a_file(desk):
     assert desk.remarks == ["b was left behind: b: 1 bytes, the limit is 0"]
 
 
+def test_files_that_the_job_has_removed_leave_room_for_those_there_are(keeping, after):
+    keeping.caps = Caps(files=2, total_bytes=8)
+    after(*keeping.made(frame1=b"111", frame2=b"222", frame3=b"333"))
+    assert list(keeping.artifacts) == ["frame1", "frame2"]
+    for name in ("frame1", "frame2", "frame3"):
+        del keeping.sandbox.contents[name]
+    after(*keeping.made(report=b"8 bytes."))
+    assert list(keeping.artifacts) == ["frame1", "frame2"]
+    keeping.collect()
+    assert keeping.contents() == {"report": b"8 bytes."}
+    assert list(keeping.artifacts) == ["report"]
+    assert keeping.remarks == []
+
+
+def test_the_end_is_the_same_with_checkpoints_and_without(tmp_path, blobs):
+    ends = []
+    for is_checkpointed in (True, False):
+        shelf = Shelf(tmp_path / f"out-{is_checkpointed}", blobs)
+        desk = Desk(claimed(), FakeSandbox(), shelf, Caps(files=2))
+        desk.made(t__a=b"1", t__b=b"2")
+        if is_checkpointed:
+            desk.collect(most_bytes=10)
+        desk.sandbox.contents.clear()
+        desk.made(t=b"no folder any more", c=b"3")
+        if is_checkpointed:
+            desk.collect(most_bytes=10)
+        desk.collect()
+        ends.append((desk.contents(), sorted(desk.artifacts), desk.remarks))
+    assert ends[0] == ends[1]
+    assert ends[0][1] == ["c", "t"]
+
+
+def test_a_file_that_a_listing_does_not_show_is_not_taken_for_gone(keeping, after):
+    after(*keeping.made(**{".hidden": b"1", "empty": b"", "gone": b"2"}))
+    del keeping.sandbox.contents["gone"]
+    keeping.sandbox.files = tuple
+    keeping.collect()
+    assert keeping.contents() == {"hidden": b"1", "empty": b""}
+
+
+def test_what_an_earlier_sandbox_had_stays_and_what_was_lost_with_it_is_named(keeping, after):
+    after(*keeping.made(small=b"1", large=b"x" * 11))
+    keeping.run.append(SandboxReplaced(why="lost"))
+    keeping.sandbox.contents.clear()
+    after(*keeping.made(new=b"2"))
+    keeping.collect()
+    assert keeping.contents() == {"small": b"1", "new": b"2"}
+    assert keeping.remarks == ["not in the workspace any more: large"]
+
+
 def test_a_disk_that_is_full_leaves_files_behind_and_says_so(keeping):
     (keeping.shelf.folder.parent / "blobs").touch()
     keeping.made(a=b"1")
@@ -256,7 +307,11 @@ def test_a_file_in_place_of_a_folder_and_a_folder_in_place_of_a_file(desk):
     del desk.sandbox.contents["out"]
     desk.made(out__plot=b"plot")
     desk.collect()
-    assert desk.contents() == {"out": b"file", "out-2/plot": b"plot"}
+    assert desk.contents() == {"out/plot": b"plot"}
+    del desk.sandbox.contents["out/plot"]
+    desk.made(out=b"file")
+    desk.collect()
+    assert desk.contents() == {"out": b"file"}
 
 
 def test_ten_thousand_files_take_no_time():
@@ -295,7 +350,7 @@ def test_a_file_that_is_gone_by_then_is_left_for_the_end_without_a_word(keeping,
     assert list(keeping.artifacts) == ["b"]
     assert keeping.remarks == []
     keeping.collect()
-    assert keeping.remarks == ["a was left behind: a is not there"]
+    assert keeping.remarks == []
 
 
 def test_a_call_without_files_asks_the_sandbox_nothing(keeping, after):

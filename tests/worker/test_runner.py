@@ -12,14 +12,25 @@ from sandbox.types import FileInfo, Limits, SandboxSpec
 from worker import assembly
 from worker.artifacts import Shelf, safe_names
 from worker.builtin import Workplace
-from worker.errors import InputInvalid, ModelTimeout, ModelUnavailable, RecordingInvalid
+from worker.errors import InputInvalid, ModelTimeout, ModelUnavailable, RecordingInvalid, Stop
 from worker.history import History
 from worker.hooks import Run
-from worker.messages import FinishReason, Job, ResultStatus, Status
-from worker.runner import JobRequest, Runner, keeper, run_job
+from worker.messages import (
+    FinishReason,
+    Job,
+    Message,
+    Reply,
+    ResultStatus,
+    SandboxOpened,
+    Status,
+    ToolResult,
+)
+from worker.runner import JobRequest, Runner, collect_rest, keeper, run_job
 from worker.settings import Settings
 from worker.store.memory import MemoryStore
 from worker.testing import FakeSandbox, ScriptedModel, ok, say
+
+from .conftest import Watching
 
 PYTHON = "python_interpreter"
 
@@ -262,6 +273,63 @@ def test_an_input_that_is_gone_when_a_sandbox_is_replaced_ends_the_job(play, tmp
     assert (job.status, job.error.type) == (Status.DEAD, "InputInvalid")
     assert job.error.message == f"cannot read {path}: No such file or directory"
     assert all(s.is_closed for s in used)
+
+
+def ended_with(tmp_path, sandbox, *, cuts):
+    """A job that has ended with a file in its sandbox, whose link breaks `cuts` times."""
+    hosts, left = [], [cuts]
+
+    def adopt(place):
+        assert place == sandbox.place
+        host = sandbox.adopted()
+        read = host.read_file
+
+        def read_or_break(name, target, *, max_bytes=None):
+            if name == "b" and left[0] > 0:
+                left[0] -= 1
+                host.is_cut = True
+            return read(name, target, max_bytes=max_bytes)
+
+        host.read_file = read_or_break
+        hosts.append(host)
+        return host
+
+    store = MemoryStore()
+    store.create(Job(id="j", goal="g"))
+    watching = Watching()
+    run = Run(History(*store.load("j")), store, store.claim("j").generation, watching)
+    run.append(SandboxOpened(place=sandbox.place))
+    reply = say(None, (PYTHON, {"code": "x"}))
+    run.add_reply(Reply(message=Message.from_wire(reply)))
+    sandbox.contents.update(a=b"1", b=b"2")
+    files = (sandbox.info("a"), sandbox.info("b"))
+    (call,) = run.history.last.calls
+    run.add_result(
+        ToolResult(call_id=call.id, name=PYTHON, status=ResultStatus.OK, text="", files=files)
+    )
+    run.end(Stop("", reason=FinishReason.ANSWERED, answer="42"))
+    place = Workplace(FakeSandbox, adopt=adopt)
+    collect_rest(run, place, keeper(Shelf(tmp_path / "out"), Settings()))
+    place.close()
+    return run.job, [event.text for event in watching.of("remark")]
+
+
+def test_a_link_that_breaks_while_files_are_taken_is_made_anew(tmp_path):
+    sandbox = FakeSandbox()
+    job, remarks = ended_with(tmp_path, sandbox, cuts=3)
+    assert [a.name for a in job.artifacts] == ["a", "b"]
+    assert remarks == []
+    assert sandbox.is_closed
+
+
+def test_a_link_that_breaks_again_and_again_loses_files_and_leaves_no_sandbox(tmp_path):
+    sandbox = FakeSandbox()
+    job, remarks = ended_with(tmp_path, sandbox, cuts=99)
+    assert [a.name for a in job.artifacts] == ["a"]
+    assert remarks == [
+        "files were lost with the sandbox: the link to the sandbox broke; the sandbox runs on"
+    ]
+    assert sandbox.is_closed
 
 
 def test_a_second_loss_in_a_row_ends_the_job_as_our_failure(play):

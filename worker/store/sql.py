@@ -226,8 +226,14 @@ class SqlStore:
         number: int = _owned(connection, statement, {**owner, **_changes(event)})
         connection.execute(sql.ADD_EVENT, {**row, "number": number})
         if isinstance(event, ArtifactsAdded):
+            self._drop(connection, row["job_id"], event.gone)
             self._keep(connection, row["job_id"], event.artifacts, number)
         return number
+
+    def _drop(self, connection: Connection, job_id: str, gone: Sequence[str]) -> None:
+        for start in range(0, len(gone), _AT_ONCE):
+            some = list(gone[start : start + _AT_ONCE])
+            connection.execute(sql.DROP_ARTIFACTS, {"of_job": job_id, "gone": some})
 
     def _keep(
         self, connection: Connection, job_id: str, artifacts: Iterable[Artifact], event: int

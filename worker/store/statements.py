@@ -245,6 +245,10 @@ RELEASE = (
 )
 END_ATTEMPT = update(attempts).where(_THIS_ATTEMPT).values(ended_at=NOW)
 ENDING = select(attempts.c.ending).where(_THIS_ATTEMPT)
+DROP_ARTIFACTS = delete(artifacts).where(
+    artifacts.c.job_id == _text("of_job"),
+    artifacts.c.source.in_(bindparam("gone", type_=AnyText, expanding=True)),
+)
 KEEP_ARTIFACT = {name: _keep_artifact(name) for name in DIALECTS}
 
 # ---- whoever tends
