@@ -128,7 +128,7 @@ def test_a_chain_completes_once_when_its_worker_is_killed_in_the_middle(empty_st
     first.kill()
     stage.place.worker()
     assert result.get(timeout=WAIT_S) == "done"
-    time.sleep(2)  # for a sweep to tell it twice, if it would
+    time.sleep(1.5)  # for a sweep to tell it twice, if it would
     assert stage.read() == ["extract", "notify succeeded done"]
     assert len(stage.place.store.attempts(job_id)) == 2
 

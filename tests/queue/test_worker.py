@@ -106,7 +106,7 @@ def test_the_second_signal_ends_it_at_once(place):
 
 def test_nothing_is_left_of_one_that_is_killed_and_another_goes_on(place):
     first, second = place.worker(), place.worker()
-    jobs = [place.submit(SECONDS) for _ in range(4)]
+    jobs = [place.submit("import time\ntime.sleep(1)") for _ in range(4)]
     eventually(lambda: all(is_held(place, job) for job in jobs))
     tree = first.kill()  # it has the broker
     eventually(lambda: not any(map(is_alive, tree)), 5)
