@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from worker.models.recorded import RecordedModel, never
 from worker.models.recording import RecordingModel
 from worker.models.text_protocol import TextCalls
 from worker.prompts import notice, text
+from worker.reading import open_plain
 from worker.repetition import LoopHook
 from worker.replies import ReplyHook
 from worker.settings import Settings
@@ -79,17 +80,13 @@ def check_files(paths: Iterable[Path], limits: Limits | None = None) -> tuple[In
 
 def _check_file(path: Path) -> InputFile:
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise InputInvalid(f"{path} is a folder; name its files, or use --mount")
-        if not stat.S_ISREG(status.st_mode):
-            raise InputInvalid(f"{path} is not a regular file")
-        with path.open("rb") as source:
+        with open_plain(path) as source:
+            size = os.fstat(source.fileno()).st_size
             first = source.readline(4 * _HEADER_CHARS) if path.suffix.lower() in _TABLES else b""
     except OSError as error:
         raise InputInvalid(f"cannot read {path}: {error.strerror}") from error
     header = first.decode("utf-8-sig", "replace").strip()[:_HEADER_CHARS]
-    return InputFile(path=path, name=path.name, size=status.st_size, header=header or None)
+    return InputFile(path=path, name=path.name, size=size, header=header or None)
 
 
 def put_files(sandbox: Sandbox, files: Iterable[InputFile]) -> None:
@@ -100,7 +97,7 @@ def put_files(sandbox: Sandbox, files: Iterable[InputFile]) -> None:
     """
     for file in files:
         try:
-            with file.path.open("rb") as source:
+            with open_plain(file.path) as source:
                 sandbox.write_file(file.name, source)
         except OSError as error:
             raise InputInvalid(f"cannot read {file.path}: {error.strerror or error}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,15 +16,17 @@ from pydantic import Field, ValidationError
 
 from worker import assembly
 from worker.assembly import InputFile
-from worker.errors import InputInvalid
+from worker.errors import Cancelled, InputInvalid
 from worker.messages import Input, Order, Record, Wire
 from worker.models.recorded import read_recording, replies_in
+from worker.reading import open_plain
 from worker.runner import new_job
 from worker.settings import Settings
 from worker.store.base import Store
 from worker.store.blobs import Blob, Blobs
 
 _LONGEST_KEY = 200
+_PIPE_S = 60.0  # for a recording that comes through a pipe
 
 
 class Submission(Record):
@@ -97,7 +100,11 @@ def _is_unicode(text: str) -> bool:
 
 
 def _keep_recording(path: Path, blobs: Blobs) -> str:
-    data = read_recording(path)
+    until = time.monotonic() + _PIPE_S
+    try:
+        data = read_recording(path, lambda: time.monotonic() > until)
+    except Cancelled:
+        raise InputInvalid(f"the recording {path} did not end within {_PIPE_S:.0f} s") from None
     replies_in(data, path)
     return blobs.add(io.BytesIO(data)).sha256
 
@@ -105,7 +112,7 @@ def _keep_recording(path: Path, blobs: Blobs) -> str:
 def _keep(file: InputFile, blobs: Blobs) -> Input:
     """Copy an input file. Raises `InputInvalid` for one that changes meanwhile."""
     try:
-        with file.path.open("rb") as source:
+        with open_plain(file.path) as source:
             before = _state(source)
             blob = blobs.add(source)
             _check_unchanged(file, blob, before, _state(source))

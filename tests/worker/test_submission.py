@@ -6,6 +6,8 @@ import io
 import json
 import os
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,44 @@ def refuses(send, store):
         assert store.jobs() == ()
 
     return run
+
+
+# ---- what never ends
+
+
+@pytest.mark.parametrize("path", ["/proc/kmsg", "/proc/version", "/sys/kernel/uevent_seqnum"])
+def test_the_kernels_own_files_are_refused_at_once(refuses, path, tmp_path):
+    if not os.access(path, os.R_OK):
+        pytest.skip(f"there is no {path} here")
+    started = time.monotonic()
+    (tmp_path / "table.csv").symlink_to(path)
+    refuses(says="one of the kernel's own files", files=(Path(path),))
+    refuses(says="one of the kernel's own files", files=(tmp_path / "table.csv",))
+    refuses(says="one of the kernel's own files", replay=Path(path))
+    assert time.monotonic() - started < 5
+
+
+def test_a_recording_through_a_pipe_that_never_ends_is_refused(refuses, tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.submission._PIPE_S", 0.3)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)  # somebody who says nothing
+    try:
+        refuses(says="did not end within", replay=pipe)
+    finally:
+        os.close(writer)
+
+
+def test_a_recording_through_a_pipe_is_cut_off_when_it_is_too_long(refuses, tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.models.recorded._MOST_BYTES", 5)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(writer, b"123456")
+        refuses(says="longer than 5 bytes", replay=pipe)
+    finally:
+        os.close(writer)
 
 
 # ---- what is kept

@@ -18,9 +18,11 @@ from worker.errors import Cancelled, InputInvalid, RecordingInvalid, Stop
 from worker.messages import Reply, Wire
 from worker.models.base import Request
 from worker.models.normal import normal_finish, normal_message
+from worker.reading import open_plain
 
 _POLL_S = 0.1
 _CHUNK_BYTES = 65536
+_MOST_BYTES = 256 * 1024 * 1024  # through a pipe, which may have no end
 
 
 def never() -> bool:
@@ -79,10 +81,22 @@ def _chunks(path: Path, is_cancelled: Callable[[], bool]) -> Iterator[bytes]:
         mode = os.fstat(source).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISDIR(mode)):
             raise InputInvalid(f"the recording {path} is neither a file nor a pipe")
+        if stat.S_ISREG(mode):
+            yield _plain(path)
+            return
+        left = _MOST_BYTES
         while chunk := _chunk(source, is_cancelled):
+            left -= len(chunk)
+            if left < 0:
+                raise InputInvalid(f"the recording {path} is longer than {_MOST_BYTES:,} bytes")
             yield chunk
     finally:
         os.close(source)
+
+
+def _plain(path: Path) -> bytes:
+    with open_plain(path) as source:
+        return source.read()
 
 
 def _chunk(source: int, is_cancelled: Callable[[], bool]) -> bytes:
