@@ -183,7 +183,6 @@ app.command("cancel", epilog=DONE_CODES)(cli_jobs.cancel)
 app.command("artifacts", epilog=DONE_CODES)(cli_jobs.artifacts)
 cli_worker.register(app)
 app.add_typer(cli_jobs.db, name="db")
-cli_worker.register(app)
 
 
 # ---- exec

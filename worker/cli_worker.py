@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from worker.cli_options import DONE_CODES, Exit
 from worker.errors import CaissonError, Infrastructure, UsageError
 
 if TYPE_CHECKING:
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from worker.store.base import Store
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
-_MISSED_SWEEPS, _SLACK_S = 3, 3.0  # a worker that was not seen for so long does not consume
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(
-        epilog="Exit codes: 0 stopped, or consuming (--check); 2 wrong use; 5 infrastructure."
+        epilog="Exit codes: 0 stopped, or consuming (--check); 1 stopped by force, jobs go on "
+        "elsewhere; 2 wrong use; 5 infrastructure."
     )(worker)
     app.command(epilog="Exit codes: 0 stopped, 2 wrong use, 5 infrastructure.")(beat)
-    app.command(epilog="Exit codes: 0 done, 2 wrong use, 5 infrastructure.")(reap)
+    app.command(epilog=DONE_CODES)(reap)
 
 
 def worker(
@@ -60,7 +61,7 @@ def worker(
 
 
 def _work(settings: Settings, *, is_sweeping: bool, include: list[str], as_json: bool) -> int:
-    from worker.celery_app import check_broker, use
+    from worker.celery_app import use
     from worker.keeper import Keeper
     from worker.logs import log_to_stdout
     from worker.store.database import open_store
@@ -73,14 +74,11 @@ def _work(settings: Settings, *, is_sweeping: bool, include: list[str], as_json:
         slots = settings.concurrency or os.cpu_count() or 1
         options = [text for module in include for text in ("--include", module)]
         options += ["--json"] if as_json else []
-        keeper = Keeper(
+        with Keeper(
             settings, store, name, slots, is_sweeping=is_sweeping, options=tuple(options)
-        )
-        if keeper.broker:
-            keeper.broker.open()
-        check_broker(settings)
-        _introduce(settings, name, slots)
-        return keeper.run()
+        ) as keeper:
+            _introduce(settings, name, slots)
+            return keeper.run()
     finally:
         store.close()
 
@@ -137,7 +135,7 @@ def _check(settings: Settings, *, as_json: bool) -> int:
         raise
     line = json.dumps({"ok": True, "detail": detail}) if as_json else detail
     print(line, flush=True)
-    return 0
+    return Exit.ANSWERED
 
 
 def _health(settings: Settings) -> str:
@@ -148,19 +146,20 @@ def _health(settings: Settings) -> str:
     from contextlib import closing
 
     from sandbox.engine import Engine
+    from worker.keeper import SEEN_WITHIN_S
     from worker.store.database import open_store
 
     if settings.driver == "docker":
         with closing(Engine()) as engine:
             engine.identity()
-    host, fresh_s = socket.gethostname(), _MISSED_SWEEPS * settings.sweep_s + _SLACK_S
+    host = socket.gethostname()
     store = open_store(settings.database)
     try:
-        seen = [worker for worker in store.workers(fresh_s) if worker.host == host]
+        seen = [worker for worker in store.workers(SEEN_WITHIN_S) if worker.host == host]
     finally:
         store.close()
     if not seen:
-        raise Infrastructure(f"no worker on {host} has taken part for {fresh_s:g} s")
+        raise Infrastructure(f"no worker on {host} has taken part for {SEEN_WITHIN_S:g} s")
     return f"{len(seen)} on {host}: {', '.join(worker.name for worker in seen)}"
 
 
@@ -168,7 +167,7 @@ def _health(settings: Settings) -> str:
 
 
 def beat(as_json: AsJson = False) -> int:
-    """Ring for waiting jobs, for workers that were started with --no-beat."""
+    """Ring for waiting jobs, for workers with --no-beat."""
     from worker.celery_app import app, check_broker, use
     from worker.logs import log_to_stdout
     from worker.settings import load_settings
@@ -181,7 +180,7 @@ def beat(as_json: AsJson = False) -> int:
     check_broker(settings)
     # Its usual scheduler keeps a file; one static tick needs none.
     app.Beat(scheduler="celery.beat:Scheduler", quiet=True, max_interval=settings.sweep_s).run()
-    return 0
+    return Exit.ANSWERED
 
 
 def reap(
@@ -209,10 +208,10 @@ def _reap(settings: Settings, store: Store, *, dry_run: bool, as_json: bool) -> 
     found = Station(settings, store, name="reap").reap(dry_run=dry_run)
     if as_json:
         print(json.dumps([asdict(one) for one in found]), flush=True)
-        return 5 if any(one.error for one in found) else 0
-    for one in found:
-        end = one.error or ("would be removed" if dry_run else "removed")
-        print(f"{one.name}  job {one.job}  {one.why}: {end}")
-    if not found:
-        print("nothing to remove")
-    return 5 if any(one.error for one in found) else 0
+    else:
+        for one in found:
+            end = one.error or ("would be removed" if dry_run else "removed")
+            print(f"{one.name}  job {one.job}  {one.why}: {end}")
+        if not found:
+            print("nothing to remove")
+    return Exit.INFRASTRUCTURE if any(one.error for one in found) else Exit.ANSWERED

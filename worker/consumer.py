@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import logging
 import os
 import signal
@@ -26,12 +25,14 @@ from celery.worker.consumer import Consumer, Tasks
 from kombu.connection import Connection
 
 from worker import draining, redis_transport
-from worker.celery_app import BELLS, COLLECT, FOREIGN, PIPELINE, app
+from worker.celery_app import BELLS, COLLECT, FOREIGN, PIPELINE, app, in_force
+from worker.delivery import JOB_HEADER, job_id_of
 from worker.logs import log_to_stdout
+from worker.pulse import Pulse
 
 PULSE_S = 1.0
 _log = logging.getLogger(__name__)
-_MOST_IDS = 25  # of one pulse, which must fit into what a pipe takes whole (4096 bytes)
+_MOST_IDS = 15  # of either kind, each of at most 100 bytes, in one pulse
 
 
 class Worker(CeleryWorker):  # type: ignore[misc]
@@ -63,7 +64,7 @@ class SwiftConsumer(Consumer):  # type: ignore[misc]
         return super().ensure_connected(conn)
 
 
-class Pulse(bootsteps.StartStopStep):  # type: ignore[misc]
+class Heart(bootsteps.StartStopStep):  # type: ignore[misc]
     """Tells the keeper each second how it stands, from the very loop that takes messages."""
 
     requires = (Tasks,)
@@ -91,27 +92,30 @@ class Pulse(bootsteps.StartStopStep):  # type: ignore[misc]
             self._timer = None
 
     def _beat(self, consumer: Consumer) -> None:
-        revoked = [task for task in state.revoked if task not in self._told][:_MOST_IDS]
-        pulse = {
-            "busy": len(state.reserved_requests),
-            "slots": consumer.pool.num_processes,
-            "taken": state.all_total_count[0],
-            "revoked": revoked,
-            "dropped": self._dropped[:_MOST_IDS],
-        }
-        line = json.dumps(pulse).encode() + b"\n"
+        # A task that is at work may be about to make its job: it is told until that is over.
+        doing = {request.id for request in state.reserved_requests}
+        revoked = sorted(set(state.revoked) - self._told, key=doing.__contains__)[:_MOST_IDS]
+        pulse = Pulse(
+            busy=len(state.reserved_requests),
+            slots=consumer.pool.num_processes,
+            taken=state.all_total_count[0],
+            revoked=tuple(map(job_id_of, revoked)),
+            dropped=tuple(self._dropped[:_MOST_IDS]),
+        )
         with suppress(BlockingIOError):  # the keeper is not looking; the next one says the same
-            os.write(cast("int", self.descriptor), line)
-            self._told.update(revoked)
+            os.write(cast("int", self.descriptor), pulse.line())
+            self._told.intersection_update(state.revoked)
+            self._told.update(set(revoked) - doing)
             del self._dropped[:_MOST_IDS]
 
     def _on_revoked(self, request: Any = None, **_: object) -> None:  # noqa: ANN401
         """A pipeline that was revoked needs not be told any more."""
-        if request is not None and getattr(request, "task", None) == COLLECT:
-            self._dropped.append(str(request.id))
+        job_id = getattr(request, JOB_HEADER, "")
+        if job_id and getattr(request, "task", None) == COLLECT:
+            self._dropped.append(str(job_id))
 
 
-app.steps["consumer"].add(Pulse)
+app.steps["consumer"].add(Heart)
 redis_transport.install()
 
 
@@ -123,7 +127,7 @@ def main() -> None:
     if os.getppid() != options.keeper:
         sys.exit(1)  # it is gone already
     log_to_stdout(as_json=options.json)
-    Pulse.descriptor = options.pulse
+    Heart.descriptor = options.pulse
     os.set_blocking(options.pulse, False)
     _import_tasks(options)
     worker = app.Worker(
@@ -154,6 +158,8 @@ def _import_tasks(options: argparse.Namespace) -> None:
     from worker import tasks  # noqa: PLC0415 - it imports this package's application
 
     tasks.named(options.name)
+    if in_force().model:  # it takes half a second, and jobs of recordings do without
+        importlib.import_module("worker.models.openai_chat")
     if options.include:
         sys.path.insert(0, str(Path.cwd()))
     for module in options.include:

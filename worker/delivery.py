@@ -7,7 +7,12 @@ ended, a second task of the same id takes the place of the first: to Celery they
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 from celery.result import denied_join_result
@@ -20,8 +25,14 @@ from worker.errors import CaissonError
 from worker.messages import Job, Record, Status, Wire
 
 _MOST_CHARS = 2000  # of a failure's message
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_OFFSETS = 2**62  # that a lock may have in a file
 # What belongs to one message, not to the place of a task in a pipeline.
 _NOT_KEPT = frozenset({"expires", "retries", "reply_to", "soft_time_limit", "time_limit", "origin"})
+
+
+# Of the message that tells an end: the job whose pipeline it is, for whoever drops the message.
+JOB_HEADER = "caisson_job"
 
 
 class JobFailed(CaissonError):
@@ -116,6 +127,13 @@ def place_of(request: Any, *, raise_on_failure: bool) -> Wire:  # noqa: ANN401 -
     return {"options": plain, "raise_on_failure": raise_on_failure}
 
 
+def job_id_of(task_id: str) -> str:
+    """The id of the job that a task makes: its own, where that can be the id of a job."""
+    if _JOB_ID.fullmatch(task_id):
+        return task_id
+    return f"task-{hashlib.sha256(task_id.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
 def task_of(place: Wire | None) -> str | None:
     """The id of the task that waits."""
     return None if place is None else str(place["options"]["task_id"])
@@ -126,6 +144,8 @@ def tell(connection: Connection, job_id: str, place: Wire, *, is_shared: bool = 
 
     `is_shared`: the job is another's, whose pipeline is told apart from this one.
     """
+    options = {name: value for name, value in place["options"].items() if name != "shadow"}
+    headers = {**(options.pop("headers", None) or {}), JOB_HEADER: "" if is_shared else job_id}
     with denied_join_result():  # else the result would be listened for, here
         app.send_task(
             COLLECT,
@@ -135,5 +155,29 @@ def tell(connection: Connection, job_id: str, place: Wire, *, is_shared: bool = 
             connection=connection,
             add_to_parent=False,
             shadow=RUN,
-            **{name: value for name, value in place["options"].items() if name != "shadow"},
+            headers=headers,
+            **options,
         )
+
+
+class Turn:
+    """The turn of one process to say the end of a task: two at once might both go on with it.
+
+    It is a locked byte of a file, so nothing is left behind, not even by a process that is killed.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def take(self, home: Path, task_id: str) -> None:
+        """Wait for the turn, and keep it until `leave`."""
+        self.leave()
+        self._file = os.open(home / "ends.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        digest = hashlib.sha256(task_id.encode(errors="surrogatepass")).digest()
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, int.from_bytes(digest[:8]) % _OFFSETS)
+
+    def leave(self) -> None:
+        """Let the next one have it. Safe to call twice."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

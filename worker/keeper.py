@@ -13,10 +13,10 @@ first signal lets all jobs go and ends the worker within seconds, the second end
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,84 +24,44 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import FrameType
+from typing import TYPE_CHECKING, Self
 
 import psutil
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from sandbox.errors import SandboxError
 from sandbox.reaper import Reaped
 from worker.broker import EmbeddedBroker
 from worker.cancelling import cancel
-from worker.celery_app import BELLS, PIPELINE, connect, waiting
+from worker.celery_app import BELLS, PIPELINE, check_broker, connect, waiting
+from worker.delivery import job_id_of, task_of
 from worker.errors import BrokerUnavailable, CaissonError, JobUnknown
-from worker.messages import Record
+from worker.pulse import Pulse
 from worker.settings import Settings
-from worker.station import Station
-from worker.store.base import Store
+from worker.store.base import Store, WorkerSeen
 from worker.tasks import sweep_now
+
+if TYPE_CHECKING:
+    from worker.station import Station
 
 _log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 REAP_EVERY_S = 60.0
 FRESH_S = 5.0  # a pulse comes every second
+SEEN_WITHIN_S = 10.0  # a worker that was not seen for so long does not consume
+BEAT_S = 2.0  # a worker says in the store that it lives
 _TICK_S = 0.2
+_HEED_S = 1.0  # revocations
+_JOIN_S = 2.0  # then what a thread still does is left undone
+_BROKER_WAIT_S = 15.0  # for the broker of a worker that is just ending to be gone
 _DRAIN_S = 12.0  # then it is ended by force; its jobs are taken over when their leases are over
 _DEAF_S = 15.0  # so long may messages wait beside free slots
 _SILENT_S = 20.0  # so long may the consumer's loop stand still while the broker answers
 _RESTART_S = 1.0
 _LONGEST_RESTART_S = 30.0
 _MOST_UNREAD = 1_000_000  # bytes of a pulse without an end
-
-
-class Pulse(Record):
-    """What the consumer says of itself each second."""
-
-    busy: int
-    slots: int
-    taken: int
-    revoked: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = Field((), description="jobs whose pipeline was revoked")
-
-
-@dataclass
-class _Process:
-    """The consumer, and what it has said."""
-
-    process: subprocess.Popen[bytes]
-    pulses: int  # the end of a pipe
-    started_at: float = field(default_factory=time.monotonic)
-    pulse: Pulse | None = None
-    heard_at: float = 0.0
-    is_told: bool = False
-    unread: bytes = b""
-
-    def listen(self) -> Iterator[Pulse]:
-        """Take what it has said since."""
-        with suppress(BlockingIOError):
-            while said := os.read(self.pulses, 65_536):
-                self.unread = (self.unread + said)[-_MOST_UNREAD:]
-        *lines, self.unread = self.unread.split(b"\n")
-        for line in lines:
-            try:
-                self.pulse = Pulse.model_validate(json.loads(line))
-            except (ValueError, ValidationError):
-                continue
-            self.heard_at = time.monotonic()
-            yield self.pulse
-
-    @property
-    def is_fresh(self) -> bool:
-        return self.pulse is not None and time.monotonic() - self.heard_at < FRESH_S
-
-    def kill(self) -> None:
-        """End it and its pool at once."""
-        tree = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        tree += tree[0].children(recursive=True) if tree else []
-        for process in tree:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait()
 
 
 @dataclass
@@ -119,6 +79,81 @@ class Deafness:
             return 0.0
         self.since = self.since if self.since is not None else now
         return now - self.since
+
+
+@dataclass
+class _Process:
+    """The consumer, and what it has said."""
+
+    process: subprocess.Popen[bytes]
+    pulses: int  # the end of a pipe
+    started_at: float = field(default_factory=time.monotonic)
+    pulse: Pulse | None = None
+    heard_at: float = 0.0
+    told_at: float | None = None  # to let go
+    fault: str = ""  # why it is to be started again
+    deafness: Deafness = field(default_factory=Deafness)
+    unread: bytes = b""
+
+    def listen(self) -> Iterator[Pulse]:
+        """Take what it has said since."""
+        with suppress(BlockingIOError):
+            while said := os.read(self.pulses, 65_536):
+                self.unread = (self.unread + said)[-_MOST_UNREAD:]
+        *lines, self.unread = self.unread.split(b"\n")
+        for line in lines:
+            try:
+                self.pulse = Pulse.model_validate_json(line)
+            except ValidationError:
+                continue
+            self.heard_at = time.monotonic()
+            yield self.pulse
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.pulse is not None and time.monotonic() - self.heard_at < FRESH_S
+
+    def drain(self) -> None:
+        """Let it go, once: at the second signal it would drop its jobs."""
+        if self.told_at is None:
+            self.told_at = time.monotonic()
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+
+    @property
+    def is_stubborn(self) -> bool:
+        return self.told_at is not None and time.monotonic() - self.told_at > _DRAIN_S
+
+    def kill(self) -> None:
+        """End it and its pool at once."""
+        tree = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        tree += tree[0].children(recursive=True) if tree else []
+        for process in tree:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Wanted:
+    """Jobs that a thread is to see to; another thread adds to them."""
+
+    jobs: dict[str, None] = field(default_factory=dict)
+
+    def add(self, job_ids: tuple[str, ...]) -> None:
+        self.jobs.update(dict.fromkeys(job_ids))
+
+    def see_to(self, work: Callable[[str], object]) -> None:
+        """Do the work for each job; when it raises, that job is seen to the next time."""
+        while self.jobs:
+            job_id = next(iter(self.jobs))
+            del self.jobs[job_id]  # first: it may be wanted again meanwhile
+            try:
+                with suppress(JobUnknown):
+                    work(job_id)
+            except CaissonError:
+                self.jobs[job_id] = None
+                raise
 
 
 class Keeper:
@@ -146,38 +181,70 @@ class Keeper:
         self._settings, self._store = settings, store
         self._name, self._slots, self._options = name, slots, options
         self._is_sweeping = is_sweeping
-        self._station = Station(settings, store, name=name)
         self.broker = None if settings.broker_url else EmbeddedBroker(settings.home)
         self._consumer: _Process | None = None
         self._signals = 0
-        self._stopped_at = 0.0
         self._stop = threading.Event()
-        self._must_restart = ""  # why
         self._pause_s, self._next_start = _RESTART_S, 0.0
-        self._deafness = Deafness()
         self._answers_since: float | None = None  # the broker, without a break
-        self._heard: list[Pulse] = []  # with something to do about it
+        self._engine_fault = ""
+        self._revoked, self._dropped = Wanted(), Wanted()
+
+    def __enter__(self) -> Self:
+        """Return once the broker answers. Raises `BrokerUnavailable`."""
+        until = time.monotonic() + _BROKER_WAIT_S
+        while True:
+            if self.broker:
+                self.broker.open()
+            try:
+                check_broker(self._settings)
+            except BrokerUnavailable:  # another worker may just be ending, and its broker with it
+                if self.broker is None or time.monotonic() > until:
+                    self.__exit__()
+                    raise
+                time.sleep(_TICK_S)
+            else:
+                return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.broker:
+            self.broker.close()
 
     def run(self) -> int:
-        """Run until a signal; returns the exit code. Raises `BrokerUnavailable` at the start."""
-        tending = [
-            threading.Thread(target=self._every, args=(work, pause_s), name=name, daemon=True)
-            for name, work, pause_s in (
-                ("tending", self._tend, self._settings.sweep_s),
-                ("reaping", self._reap, REAP_EVERY_S),
-            )
-        ]
+        """Run until a signal; returns 0, or 1 if jobs had to be dropped."""
+        threads = self._threads()
         with self._heeding_signals():
             try:
-                if self.broker:
-                    self.broker.open()
-                self._start()
-                for thread in tending:
+                for thread in threads:
                     thread.start()
                 return self._watch()
             finally:
                 self._stop.set()
-                self._end()
+                self._end_consumer()
+                self._join(threads)
+
+    def _threads(self) -> list[threading.Thread]:
+        """One for each thing that may have to wait, so that nothing else waits for it."""
+        tending = {
+            "heeding": (self._heed_revoked, _HEED_S),
+            "seeing": (self._see, BEAT_S),
+            "judging": (self._look_at_queue, BEAT_S),
+            "reaping": (self._reap, REAP_EVERY_S),
+        }
+        if self._is_sweeping:
+            tending["sweeping"] = (self._sweep, self._settings.sweep_s)
+        return [
+            threading.Thread(target=self._every, args=each, name=name, daemon=True)
+            for name, each in tending.items()
+        ]
+
+    @staticmethod
+    def _join(threads: list[threading.Thread]) -> None:
+        """Wait for them: what they use is closed next."""
+        until = time.monotonic() + _JOIN_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
 
     # ---- processes: the main thread, with which everything ends that it has started
 
@@ -189,10 +256,12 @@ class Keeper:
                 return 0
             if self._signals > 1:
                 return 1
-            if self._signals and time.monotonic() - self._stopped_at > _DRAIN_S:
-                _log.error("the pool does not let go: ending it")
-                return 1
-            if not self._signals:
+            if self._signals and consumer is not None:
+                consumer.drain()
+                if consumer.is_stubborn:
+                    _log.error("the pool does not let go: ending it")
+                    return 1
+            else:
                 self._keep()
             self._stop.wait(_TICK_S)
 
@@ -204,10 +273,10 @@ class Keeper:
                 self._start()
         elif (code := consumer.process.poll()) is not None:
             self._again(f"the consumer has ended ({code})")
-        elif self._must_restart and not consumer.is_told:
-            _log.error("%s: starting the consumer again", self._must_restart)
-            self._drain(consumer)
-        elif consumer.is_told and time.monotonic() - self._stopped_at > _DRAIN_S:
+        elif consumer.fault and consumer.told_at is None:
+            _log.error("%s: starting the consumer again", consumer.fault)
+            consumer.drain()
+        elif consumer.is_stubborn:
             consumer.kill()
 
     def _keep_broker(self) -> None:
@@ -224,14 +293,13 @@ class Keeper:
         consumer, self._consumer = self._consumer, None
         if consumer is None:
             return
-        if not self._must_restart:
+        if not consumer.fault:
             _log.error("%s: starting it again", why)
         os.close(consumer.pulses)
         lived_s = time.monotonic() - consumer.started_at
         is_stable = lived_s > _LONGEST_RESTART_S
         self._pause_s = _RESTART_S if is_stable else min(self._pause_s * 2, _LONGEST_RESTART_S)
         self._next_start = time.monotonic() + self._pause_s
-        self._must_restart, self._deafness = "", Deafness()
 
     def _start(self) -> None:
         theirs: int
@@ -263,8 +331,8 @@ class Keeper:
             if not was_ready:
                 _log.info("ready")
                 was_ready = True
-            if pulse.revoked or pulse.dropped:
-                self._heard.append(pulse)
+            self._revoked.add(pulse.revoked)
+            self._dropped.add(pulse.dropped)
 
     # ---- ending
 
@@ -279,23 +347,20 @@ class Keeper:
 
     def _heed(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self._signals += 1
-        if self._signals == 1 and self._consumer is not None:
-            self._drain(self._consumer)
+        self._signals += 1  # `_watch` acts upon it, when no consumer is half started
 
-    def _drain(self, consumer: _Process) -> None:
-        consumer.is_told, self._stopped_at = True, time.monotonic()
-        with suppress(ProcessLookupError):
-            consumer.process.send_signal(signal.SIGTERM)
-
-    def _end(self) -> None:
+    def _end_consumer(self) -> None:
         if self._consumer is not None:
             self._consumer.kill()
             os.close(self._consumer.pulses)
-        if self.broker:
-            self.broker.close()
 
     # ---- tending: threads, because databases, brokers and engines may take their time
+
+    @cached_property
+    def _station(self) -> Station:
+        from worker.station import Station  # noqa: PLC0415
+
+        return Station(self._settings, self._store, name=self._name)
 
     def _every(self, work: Callable[[], None], pause_s: float) -> None:
         while not self._stop.is_set():
@@ -308,50 +373,71 @@ class Keeper:
                 _log.exception("a worker's own work failed")
             self._stop.wait(max(0.0, pause_s - (time.monotonic() - started)))
 
-    def _tend(self) -> None:
-        self._heed_revoked()
+    def _heed_revoked(self) -> None:
+        """Cancel the jobs of revoked tasks, and forget ends that nobody waits for any more."""
+        self._revoked.see_to(self._cancel)
+        self._dropped.see_to(self._store.delivered)
+
+    def _cancel(self, job_id: str) -> None:
+        task_id = task_of(self._store.order(job_id).deliver)
+        if task_id is not None and job_id_of(task_id) == job_id:  # else it is no task's
+            cancel(self._store, job_id)
+
+    def _see(self) -> None:
+        """Say that this worker lives, as long as its consumer does."""
+        consumer = self._consumer
+        if consumer is not None and consumer.is_fresh and not consumer.fault and not self._signals:
+            self._store.see(self._seen())
+
+    def _seen(self) -> WorkerSeen:
+        """What this worker may give; without an engine it may give nothing, but it lives."""
+        try:
+            seen = self._station.seen()
+        except SandboxError as error:
+            if self._engine_fault != str(error):
+                _log.warning("jobs wait for the engine: %s", error)
+            self._engine_fault = str(error)
+            seen = WorkerSeen(name=self._name, host=socket.gethostname())
+        else:
+            self._engine_fault = ""
+        return seen.model_copy(update={"slots": self._slots})
+
+    def _sweep(self) -> None:
+        if self._signals:
+            return
+        with self._asking_broker():
+            sweep_now(self._settings, self._store)
+
+    def _look_at_queue(self) -> None:
+        """Judge the consumer by the messages that wait."""
         consumer = self._consumer
         if consumer is None or self._signals:
             return
-        if consumer.is_fresh and not self._must_restart:
-            seen = self._station.seen().model_copy(update={"slots": self._slots})
-            self._store.see(seen)
+        with self._asking_broker():
+            with connect(self._settings) as connection:
+                queued = waiting(connection, BELLS) + waiting(connection, PIPELINE)
+            self._judge(consumer, queued)
+
+    @contextmanager
+    def _asking_broker(self) -> Iterator[None]:
         try:
-            queued = self._look_at_queue()
+            yield
+        except CaissonError:
+            raise
         except Exception as error:  # noqa: BLE001 - every driver has its own
             _log.warning("the broker cannot be reached: %s", error)
             self._answers_since = None
-        else:
-            self._judge(consumer, queued)
-
-    def _look_at_queue(self) -> int:
-        """Sweep, and count the messages that wait."""
-        if self._is_sweeping:
-            sweep_now(self._settings, self._store)
-        with connect(self._settings) as connection:
-            return waiting(connection, BELLS) + waiting(connection, PIPELINE)
 
     def _judge(self, consumer: _Process, queued: int) -> None:
         """Find a consumer that lives and hears nothing. The broker has just answered us."""
         now = time.monotonic()
         self._answers_since = since = self._answers_since or now
-        deaf_s = self._deafness.judge(consumer.pulse, queued, now)
+        deaf_s = consumer.deafness.judge(consumer.pulse, queued, now)
         silent_s = now - max(consumer.heard_at, consumer.started_at, since)
         if deaf_s > _DEAF_S:
-            self._must_restart = f"{queued} messages wait and none was taken for {deaf_s:.0f} s"
+            consumer.fault = f"{queued} messages wait and none was taken for {deaf_s:.0f} s"
         elif silent_s > _SILENT_S:
-            self._must_restart = f"the consumer has not moved for {silent_s:.0f} s"
-
-    def _heed_revoked(self) -> None:
-        """Cancel the jobs of revoked tasks: such a job has the id of its task."""
-        while self._heard:
-            pulse = self._heard.pop(0)
-            for job_id in pulse.revoked:
-                with suppress(JobUnknown):  # a task of somebody else, or not begun
-                    cancel(self._store, job_id)
-            for job_id in pulse.dropped:
-                with suppress(JobUnknown):
-                    self._store.delivered(job_id)
+            consumer.fault = f"the consumer has not moved for {silent_s:.0f} s"
 
     def _reap(self) -> None:
         if self._settings.driver != "docker":

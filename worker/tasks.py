@@ -10,9 +10,10 @@
   a file of the workspace when it is long. `run.si(…)` leaves it out.
 * It returns a dict with the fields of `worker.delivery.JobResult`, or raises `JobFailed` when the
   job has no answer (with `raise_on_failure=False` it returns that, too).
-* Without `idempotency_key` a task is one job, however often its message is delivered; the job's id
-  is the task's. With a key, all tasks of that key are one job.
-* It holds no worker while its job runs. Revoking it cancels the job.
+* A task is one job, however often its message is delivered; the job's id is the task's, or is made
+  from it. With an `idempotency_key`, all tasks of that key are one job, which is the first one's.
+* It holds no worker while its job runs. Revoking it cancels its job, but not that of another task
+  of the same key.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from celery import Task
-from celery.exceptions import Ignore
+from celery import Task, signals
+from celery.exceptions import Ignore, Reject, Retry
 from celery.states import READY_STATES
 from pydantic import Field, ValidationError
 
@@ -49,8 +50,24 @@ from worker.celery_app import (
     waiting,
 )
 from worker.celery_app import ring as ring_now
-from worker.delivery import JobFailed, failure_of, place_of, result_of, task_of, tell
-from worker.errors import BrokerUnavailable, CaissonError, InputInvalid, StoreUnavailable
+from worker.delivery import (
+    JobFailed,
+    Turn,
+    failure_of,
+    job_id_of,
+    place_of,
+    result_of,
+    task_of,
+    tell,
+)
+from worker.errors import (
+    BrokerUnavailable,
+    CaissonError,
+    InputInvalid,
+    JobExists,
+    JobUnknown,
+    StoreUnavailable,
+)
 from worker.history import History
 from worker.hooks import Observer
 from worker.messages import Ended, Event, Record, Status, Wire
@@ -64,8 +81,6 @@ from worker.submission import Submission, submit
 _log = logging.getLogger(__name__)
 _MOST_BELLS = 100  # of one sweep
 _MOST_DATA_CHARS = 4000  # of what a task before returned; more becomes a file
-_ID_CHARS = 100
-NAME = "CAISSON_WORKER_NAME"  # not a setting: from a worker to the processes of its pool
 
 
 # ---- what each process of the pool has for itself
@@ -217,8 +232,7 @@ class PipelineTask(Task):  # type: ignore[misc]
     acks_late = True
     reject_on_worker_lost = True
     retry_on_worker_lost = True
-    max_retries = 3
-    default_retry_delay = 1
+    max_retries = None  # no limit; to `retry`, None would mean this attribute
     throws = (JobFailed, InputInvalid, CaissonError)
 
     def signature(self, args: Any = None, *more: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -228,28 +242,30 @@ class PipelineTask(Task):  # type: ignore[misc]
 
     subtask = signature
 
+    def again(self, why: CaissonError | None = None) -> Retry | Reject:
+        """What to raise so that the task is tried again in a while, as often as it takes."""
+        try:
+            later: Retry = self.retry(exc=why, countdown=in_force().sweep_s, throw=False)
+        except Reject as error:  # the broker is away, too; it has the message still
+            return Reject(error.reason, requeue=True)
+        return later
+
 
 @app.task(base=PipelineTask, bind=True, name=RUN, shared=False)  # type: ignore[untyped-decorator]
-def run(self: Task, *texts: Any, **fields: Any) -> NoReturn:  # noqa: ANN401
+def run(self: PipelineTask, *texts: Any, **fields: Any) -> NoReturn:  # noqa: ANN401
     """Let an agent work on a goal; see this module, and `Step` for the arguments."""
     step = read_step(texts, fields)
     place = place_of(self.request, raise_on_failure=step.raise_on_failure)
     try:
         own = _own()
-        job_id = _submit(step, self.request.id, place, own)
-        is_ours = task_of(own.store.order(job_id).deliver) == self.request.id
-    except StoreUnavailable as error:
-        raise self.retry(exc=error, countdown=own_pause_s(), max_retries=None) from error
-    if is_ours:
-        _wake(own.settings)
-    else:
-        with connect(own.settings) as connection:
-            tell(connection, job_id, place, is_shared=True)
+        job_id = _job_of(self.request.id, step, place, own)
+        if _is_of(self.request.id, own.store, job_id):
+            _wake(own.settings)
+        else:
+            _tell_too(own.settings, job_id, place)
+    except (StoreUnavailable, BrokerUnavailable) as error:
+        raise self.again(error) from error
     raise Ignore  # the result comes with the end of the job
-
-
-def own_pause_s() -> float:
-    return in_force().sweep_s
 
 
 def read_step(texts: Sequence[Any], fields: Wire) -> Step:
@@ -270,6 +286,30 @@ def read_step(texts: Sequence[Any], fields: Wire) -> Step:
         raise InputInvalid(f"worker.tasks.run: {where}: {why}") from None
 
 
+def _job_of(task_id: str, step: Step, place: Wire, own: _Own) -> str:
+    """The job of a task, which is there already when the message was delivered before.
+
+    Then nothing that the task names is looked at: its files may be gone.
+    """
+    job_id = job_id_of(task_id)
+    if _is_of(task_id, own.store, job_id):
+        return job_id
+    try:
+        return _submit(step, task_id, place, own)
+    except JobExists:
+        if _is_of(task_id, own.store, job_id):  # by the same message, at the same time
+            return job_id
+        raise
+
+
+def _is_of(task_id: str, store: Store, job_id: str) -> bool:
+    """Whether there is such a job, and this task has made it."""
+    try:
+        return task_of(store.order(job_id).deliver) == task_id
+    except JobUnknown:
+        return False
+
+
 def _submit(step: Step, task_id: str, place: Wire, own: _Own) -> str:
     with tempfile.TemporaryDirectory(prefix="caisson-") as folder:
         goal, files = _with_data(step, Path(folder))
@@ -278,8 +318,8 @@ def _submit(step: Step, task_id: str, place: Wire, own: _Own) -> str:
             files=files,
             mounts=step.mounts,
             replay=step.replay,
-            id=task_id if step.idempotency_key is None and len(task_id) <= _ID_CHARS else None,
-            key=step.idempotency_key or f"task:{task_id}",
+            id=job_id_of(task_id),
+            key=step.idempotency_key,
             priority=step.priority,
             deliver=place,
             options=step.options,
@@ -308,6 +348,18 @@ def _wake(settings: Settings) -> None:
         _log.warning("%s", error)
 
 
+def _tell_too(settings: Settings, job_id: str, place: Wire) -> None:
+    """Let the pipeline of a task go on after another task's job. Raises `BrokerUnavailable`."""
+    try:
+        with connect(settings) as connection:
+            tell(connection, job_id, place, is_shared=True)
+    except Exception as error:
+        raise BrokerUnavailable(f"the broker cannot be reached: {error}") from error
+
+
+_turn = Turn()
+
+
 class CollectTask(PipelineTask):
     """Notes that a pipeline was told, after the next task was sent and the result stored."""
 
@@ -320,19 +372,21 @@ class CollectTask(PipelineTask):
 
 @app.task(base=CollectTask, bind=True, name=COLLECT, shared=False)  # type: ignore[untyped-decorator]
 def collect(
-    self: Task, job_id: str, *, raise_on_failure: bool = True, is_shared: bool = False
+    self: CollectTask, job_id: str, *, raise_on_failure: bool = True, is_shared: bool = False
 ) -> Wire:
     """Take the place of the `run` whose job has ended: return its result, or raise."""
     try:
         own = _own()
-        if not is_shared and _is_told(self):
-            own.store.delivered(job_id)
+        _turn.take(own.settings.home, self.request.id)
+        if _is_told(self):
+            if not is_shared:
+                own.store.delivered(job_id)
             raise Ignore
         job = own.store.get(job_id).job
     except StoreUnavailable as error:
-        raise self.retry(exc=error, countdown=own_pause_s(), max_retries=None) from error
+        raise self.again(error) from error
     if not job.status.is_final:
-        raise self.retry(countdown=own_pause_s(), max_retries=None)
+        raise self.again()
     if raise_on_failure and job.status is not Status.SUCCEEDED:
         raise JobFailed(failure_of(job))
     return result_of(job, own.settings.max_result_bytes)
@@ -344,3 +398,9 @@ def _is_told(task: Task) -> bool:
     In a chord the result is stored before the chord is told, which may be done twice.
     """
     return not task.request.chord and task.backend.get_state(task.request.id) in READY_STATES
+
+
+@signals.task_postrun.connect(sender=collect)  # type: ignore[untyped-decorator]
+def _leave_turn(**_: object) -> None:
+    """After everything else: the next task is sent and the result stored, or it is tried again."""
+    _turn.leave()
