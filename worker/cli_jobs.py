@@ -139,8 +139,11 @@ class _Lines:
     is_gone = False
 
     def on_event(self, event: Event, history: History) -> None:
+        from pydantic_core import to_jsonable_python
+
+        # Not pydantic's own JSON: it refuses surrogates and leaves control characters as they are.
         del history
-        print(event.model_dump_json(), flush=True)
+        print(json.dumps(to_jsonable_python(event, inf_nan_mode="null")), flush=True)
 
     def on_standing(self, what: str, *, is_waiting: bool) -> None:
         """Programs ask `jobs` for it."""
@@ -213,7 +216,9 @@ def _said_ending(found: Listed) -> str:
     if found.job.status.is_final:
         return " before it could be cancelled"
     if found.is_held:
-        return f", asked to end; {found.worker} has not done so yet"
+        from worker.terminal import safe
+
+        return f", asked to end; {safe(found.worker)} has not done so yet"
     return ", asked to end; its worker was lost, the next one will end it"
 
 

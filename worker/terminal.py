@@ -82,7 +82,8 @@ class Activity:
     def show(self, what: str) -> None:
         self.hide()
         if self._is_shown:
-            self._progress.add_task(f"{what} …", total=None)
+            said = " ".join(safe(what).split())  # it may name what a model has named
+            self._progress.add_task(f"{said} …", total=None)
             try:
                 self._progress.start()
             except OSError:

@@ -23,7 +23,7 @@ from tests.cli.conftest import COMMAND, PARTS, Ended, wait_for
 from worker.cli import _guarded
 from worker.history import History
 from worker.hooks import Run
-from worker.messages import Status
+from worker.messages import Remarked, Status
 from worker.settings import Settings
 from worker.station import Station
 from worker.store.database import open_store
@@ -382,6 +382,19 @@ def test_watching_for_programs_is_events_and_at_last_the_job(submitted, call, of
     assert kinds[:4] == ["message", "message", "opened", "reply"]
     assert kinds.index("ended") > kinds.index("result")
     assert last == {"kind": "job", "job": call("show", job_id, "--json").object}
+
+
+def test_programs_are_given_any_text_and_no_raw_control_characters(submitted, call, office):
+    said = "half \ud83d, \x9b31m and \x85"
+    job_id = submitted("10")
+    claim = office.store.claim(job_id, "w")
+    office.store.append(job_id, Remarked(text=said), generation=claim.generation)
+    office.store.release(job_id, generation=claim.generation)
+    office.work()
+    ended = call("watch", job_id, "--json")
+    assert ended.code == 0
+    assert ended.out.isascii()
+    assert json.loads(ended.out.splitlines()[0])["text"] == said
 
 
 def test_a_job_can_be_watched_while_it_works_and_left_alone(submitted, start, office):

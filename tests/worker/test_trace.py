@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 
 import pytest
 from rich.console import Console
 
 from worker import assembly
+from worker.following import doing
+from worker.history import History
+from worker.messages import (
+    Artifact,
+    ArtifactsAdded,
+    CallStarted,
+    Ended,
+    FinishReason,
+    Job,
+    JobError,
+    Message,
+    MessageAdded,
+    NoticeAdded,
+    Remarked,
+    Reply,
+    ReplyAdded,
+    ResultAdded,
+    ResultStatus,
+    Role,
+    SandboxOpened,
+    SandboxReplaced,
+    Status,
+    ToolCall,
+    ToolResult,
+)
 from worker.terminal import Activity
 from worker.testing import say
 from worker.trace import Glance, Trace
@@ -50,6 +76,50 @@ def test_each_moment_of_a_view_is_guarded(bench):
         seen.on_asking(run.history)
         seen.close(run.job)
     assert assembly.build(b.settings, b.model, b.place).drive(run).answer == "done"
+
+
+EVIL = "\x1b]0;OWNED\x07\x9b2J\x1b[2J\x1b[31mname"
+CALL = ToolCall(id="c00000001", name=EVIL, arguments=json.dumps({EVIL: EVIL}), repaired=EVIL)
+SPOKEN = Message(role=Role.ASSISTANT, content=EVIL, tool_calls=(CALL,))
+RESULT = ToolResult(call_id=CALL.id, name=EVIL, status=ResultStatus.OK, text=EVIL)
+FILE = Artifact(name=EVIL, size=1, mime=EVIL, path=f"/{EVIL}", source=EVIL)
+EVIL_EVENTS = (
+    MessageAdded(message=Message(role=Role.USER, content=EVIL)),
+    SandboxOpened(place=EVIL, engine=EVIL),
+    ReplyAdded(reply=Reply(message=SPOKEN, model=EVIL)),
+    CallStarted(call_id=CALL.id, place=EVIL),
+    ResultAdded(result=RESULT),
+    NoticeAdded(text=EVIL, reason=EVIL, why=EVIL),
+    Remarked(text=EVIL),
+    SandboxReplaced(why=EVIL),
+    ArtifactsAdded(artifacts=(FILE,)),
+    Ended(
+        status=Status.FAILED,
+        finish_reason=FinishReason.FAILED,
+        answer=EVIL,
+        error=JobError(type=EVIL, message=EVIL),
+    ),
+)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("view", [Trace, Glance])
+def test_nothing_that_a_job_has_said_is_acted_on_by_the_terminal(view, is_terminal):
+    file = io.StringIO()
+    seen = view(Console(file=file, force_terminal=is_terminal, width=80))
+    history = History(Job(id=EVIL, goal=EVIL, model=EVIL))
+    for event in EVIL_EVENTS:
+        history.add(event)
+        seen.on_asking(history)
+        seen.on_event(event, history)
+        seen.on_standing(doing(history), is_waiting=False)
+    seen.on_standing(EVIL, is_waiting=True)
+    seen.on_change(EVIL)
+    seen.close(history.job)
+    shown = file.getvalue()
+    for sequence in ("\x1b]0;", "OWNED", "\x1b[2J", "\x1b[31mname", "\x9b"):
+        assert sequence not in shown
+    assert "name" in shown
 
 
 def test_a_pipe_is_told_once_what_a_job_waits_for():
