@@ -14,9 +14,10 @@ from celery.exceptions import TaskRevokedError
 
 from tests.queue import pipeline
 from tests.queue.conftest import Place, eventually, recording
+from tests.services import PostgresServer
 from worker import celery_app
 from worker.cancelling import cancel
-from worker.delivery import JobFailed, JobResult, tell
+from worker.delivery import JobFailed, JobResult, job_id_of, tell
 from worker.errors import InputInvalid
 from worker.messages import Status
 from worker.tasks import run
@@ -74,11 +75,11 @@ class Stage:
 
 
 @contextmanager
-def staged(folder, server):
+def staged(folder, server, **settings):
     with ExitStack() as stack:
         url = server.database()
         celery_app._in_force.clear()
-        yield Stage(Place(folder / "home", stack, broker_url=url), url, stack)
+        yield Stage(Place(folder / "home", stack, broker_url=url, **settings), url, stack)
         celery_app._in_force.clear()
 
 
@@ -227,6 +228,101 @@ def test_revoking_a_task_cancels_its_job(stage):
     with pytest.raises(TaskRevokedError):
         result.get(timeout=WAIT_S)
     eventually(lambda: not stage.place.store.undelivered())
+
+
+# ---- messages that are delivered again; ids; outages
+
+
+def sent_again(stage, signature, task_id, *, linked=True):
+    """Send a task as if its message was delivered once more."""
+    again = signature.clone()
+    if linked:
+        again.link(stage.task("notify").s())
+        again.link_error(stage.task("complain").s())
+    return again.apply_async(task_id=task_id)
+
+
+def test_a_task_that_is_delivered_again_after_its_file_is_gone_is_told_the_end(stage):
+    file = stage.place.files / "input.csv"
+    file.write_text("a\n1\n")
+    step = stage.step("import time\ntime.sleep(1)", files=[str(file)])
+    result = sent_again(stage, step, "gone-file")
+    eventually(lambda: known(stage.place, "gone-file"))
+    file.unlink()
+    sent_again(stage, step, "gone-file")
+    assert result.get(timeout=WAIT_S)["status"] == "succeeded"
+    eventually(lambda: stage.read() == ["notify succeeded done"])
+    eventually(lambda: not stage.place.waiting(celery_app.PIPELINE))
+    time.sleep(1)
+    assert stage.read() == ["notify succeeded done"]
+    assert result.state == "SUCCESS"
+
+
+def known(place, job_id):
+    return any(one.job.id == job_id for one in place.store.jobs())
+
+
+def test_a_task_of_a_shared_key_that_is_delivered_twice_goes_on_once(stage):
+    """It also waits for longer than three tries."""
+    slow, step = (
+        stage.step(cell, idempotency_key="slow") for cell in ("import time\ntime.sleep(4)", "1")
+    )
+    first = sent_again(stage, slow, "shared-first", linked=False)
+    eventually(lambda: known(stage.place, "shared-first"))
+    for _ in range(2):
+        second = sent_again(stage, step, "shared-second")
+    assert second.get(timeout=WAIT_S)["id"] == first.get(timeout=WAIT_S)["id"] == "shared-first"
+    time.sleep(2)  # for the other message to be tried again
+    assert stage.read() == ["notify succeeded done"]
+
+
+def test_revoking_the_first_task_of_a_key_cancels_its_job_and_ends_the_telling(stage):
+    step = stage.step("import time\ntime.sleep(30)", idempotency_key="revoked")
+    result = step.apply_async()
+    eventually(lambda: read_worker(stage.place, result.id), WAIT_S)
+    result.revoke()
+    assert stage.place.finished(result.id, 10).status is Status.CANCELLED
+    eventually(lambda: not stage.place.store.undelivered())
+
+
+def test_a_task_that_is_revoked_while_it_copies_its_files_has_no_job_that_goes_on(stage):
+    file = stage.place.files / "large.bin"
+    with file.open("wb") as sparse:
+        sparse.truncate(300 * 2**20)
+    blobs = stage.place.home / "blobs"
+    too_big = {"memory": 2**45}  # so that no worker takes it
+    step = stage.step("1", files=[str(file)], options=too_big)
+    result = step.apply_async(task_id="revoked-early")
+    eventually(lambda: list(blobs.glob(".partial*")), WAIT_S, 0.005)
+    stage.app.control.revoke(result.id)
+    assert not known(stage.place, result.id)
+    eventually(lambda: known(stage.place, result.id), WAIT_S)
+    assert stage.place.finished(result.id, 15).status is Status.CANCELLED
+
+
+@pytest.mark.parametrize("task_id", ["my:task/1", "t" * 250, "aufgabe-ü"])
+def test_whatever_can_be_the_id_of_a_task_has_a_job(stage, task_id):
+    result = stage.step("1").apply_async(task_id=task_id)
+    found = JobResult.model_validate(result.get(timeout=WAIT_S))
+    assert found.status is Status.SUCCEEDED
+    assert found.id == job_id_of(task_id)
+    eventually(lambda: not stage.place.store.undelivered())
+
+
+@pytest.mark.servers("postgres")
+def test_a_task_waits_for_a_database_that_is_away_for_many_sweeps(tmp_path, redis_server):
+    with PostgresServer() as server:
+        settings = {"database_url": server.database(), "sweep_s": "0.2"}
+        with staged(tmp_path, redis_server, **settings) as stage:
+            worker = stage.place.worker("--no-beat")
+            server.kill()
+            result = stage.step("1").apply_async(task_id="patient")
+            eventually(lambda: result.state == "RETRY")
+            time.sleep(4)  # for more than three tries
+            assert result.state == "RETRY"
+            server.start()
+            assert result.get(timeout=WAIT_S)["id"] == "patient"
+            assert worker.process.poll() is None
 
 
 def test_rabbit_carries_messages_and_the_database_keeps_results(place_with, rabbit_url):
