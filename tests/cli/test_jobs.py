@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -388,7 +389,7 @@ def test_programs_are_given_any_text_and_no_raw_control_characters(submitted, ca
     said = "half \ud83d, \x9b31m and \x85"
     job_id = submitted("10")
     claim = office.store.claim(job_id, "w")
-    office.store.append(job_id, Remarked(text=said), generation=claim.generation)
+    office.store.append(job_id, Remarked(text=said, at=time.time()), generation=claim.generation)
     office.store.release(job_id, generation=claim.generation)
     office.work()
     ended = call("watch", job_id, "--json")
