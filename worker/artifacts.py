@@ -57,11 +57,13 @@ class Keep(Protocol):
 class Shelf:
     """Where the artefacts of one job are put, under their names.
 
-    With `blobs` their content is kept there, and the file is a second name of it.
+    With `blobs` their content is kept there, and the file is a second name of it. Where it
+    `is_private`, the folders that it is in are made for this user alone.
     """
 
     folder: Path
     blobs: Blobs | None = None
+    is_private: bool = False
 
     def put(self, name: str, file: FileInfo, fill: Callable[[BinaryIO], int]) -> Artifact:
         """Make the file of this name, or put it in the place of an older one.
@@ -69,6 +71,9 @@ class Shelf:
         `fill` writes its content. Raises `OSError` or `StoreUnavailable` when it cannot be kept.
         """
         target = self.folder / name
+        if self.is_private:
+            for above in (self.folder.parent.parent, self.folder.parent):
+                above.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{secrets.token_hex(4)}.partial")
         try:
@@ -100,7 +105,7 @@ class Shelf:
                 return fill(sink), ""
         with self.blobs.writer() as sink:
             fill(sink)
-        _link(self.blobs.path(sink.blob.sha256), partial)
+        _link(self.blobs.path(sink.blob.sha256, sink.blob.size), partial)
         return sink.blob.size, sink.blob.sha256
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from worker.errors import BlobMissing, InputInvalid
 from worker.messages import Artifact
-from worker.store.blobs import Blobs
+from worker.store.blobs import Blobs, check_size
 
 
 def copy_out(
@@ -40,12 +40,13 @@ def copy_out(
 
 
 def _source(artifact: Artifact, blobs: Blobs) -> Path:
-    """Its content as it was kept, or the file where there is no such thing."""
+    """Its content as it was kept, or the file where there is no such thing or it is damaged."""
     with suppress(BlobMissing):
-        return blobs.path(artifact.sha256)
+        return blobs.path(artifact.sha256, artifact.size)
     path = Path(artifact.path)
     if not path.is_file():
         raise BlobMissing(f"{path} is not on this host; it lies where the job's worker ran")
+    check_size(path, artifact.size)
     return path
 
 

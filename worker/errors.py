@@ -107,7 +107,7 @@ class StoreUnavailable(Infrastructure):
 
 
 class BlobMissing(Infrastructure):
-    """A stored file is not on this host: another's data folder, or removed by hand."""
+    """A stored file is not on this host: another's data folder, removed by hand, or damaged."""
 
 
 class BrokerUnavailable(Infrastructure):

@@ -229,7 +229,7 @@ def run_job(
         runner = Runner(
             loop=assembly.build(settings, model, place),
             place=place,
-            keep=keeper(Shelf(artifact_folder(settings) / job.id), settings),
+            keep=keeper(_shelf(job, settings), settings),
         )
         run = _claimed(job, observer or Observer(), is_cancelled)
         opening = assembly.opening(request.goal, files, mounts, network=settings.network)
@@ -273,6 +273,11 @@ def new_job(
 def new_job_id() -> str:
     """An id that sorts by time and can stand in names of files and containers."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _shelf(job: Job, settings: Settings) -> Shelf:
+    is_private = settings.data_dir is not None  # else it is where somebody works
+    return Shelf(artifact_folder(settings) / job.id, is_private=is_private)
 
 
 def artifact_folder(settings: Settings) -> Path:

@@ -240,7 +240,7 @@ class _Shift:
 
     def _shelf(self) -> Shelf:
         folder = self.station.settings.home / "artifacts" / self.claim.job_id
-        return Shelf(folder, self.station.blobs)
+        return Shelf(folder, self.station.blobs, is_private=True)
 
     def _mounts(self) -> tuple[Mount, ...]:
         return assembly.read_mounts(map(Path, self.order.mounts), self.settings)
@@ -248,7 +248,7 @@ class _Shift:
     def _inputs(self) -> list[InputFile]:
         blobs = self.station.blobs
         return [
-            InputFile(path=blobs.path(i.sha256), name=i.name, size=i.size, header=i.header)
+            InputFile(path=blobs.path(i.sha256, i.size), name=i.name, size=i.size, header=i.header)
             for i in self.order.inputs
         ]
 
@@ -262,7 +262,7 @@ class _Shift:
         blobs = self.station.blobs
         for made in reversed(self.run.history.latest.values()):
             with suppress(BlobMissing):  # it can be made again
-                path = blobs.path(made.sha256)
+                path = blobs.path(made.sha256, made.size)
                 yield InputFile(path=path, name=made.source, size=made.size)
 
     # ---- its sandbox

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,57 @@ def limited(sink, data):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_content_that_is_damaged_is_missing_until_it_is_kept_again(blobs):
+    blob = blobs.add(io.BytesIO(b"data"))
+    path = blobs.path(blob.sha256, blob.size)
+    path.chmod(0o644)
+    path.write_bytes(b"da")
+    with pytest.raises(BlobMissing, match="is damaged: it has 2 bytes and had 4"):
+        blobs.path(blob.sha256, blob.size)
+    assert blobs.add(io.BytesIO(b"data")) == blob
+    assert blobs.path(blob.sha256, blob.size).read_bytes() == b"data"
+    assert path.stat().st_mode & 0o777 == 0o444
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of 128 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_the_last_part_of_a_disk_is_left_to_the_database(disk):
+    blobs = Blobs(disk / "blobs")
+    kept = []
+    with pytest.raises(StoreUnavailable, match=r"MiB left, and 64.* are for the database"):
+        kept.extend(blobs.add(io.BytesIO(bytes([n]) * 1024 * 1024)) for n in range(200))
+    assert len(kept) > 50
+    assert shutil.disk_usage(disk).free >= 64 * 1024 * 1024
+    assert sum(path.is_file() for path in (disk / "blobs").rglob("*")) == len(kept)
+    with (disk / "database").open("wb") as other:
+        other.write(b"x" * 60 * 1024 * 1024)
+
+
+def test_a_file_too_large_for_the_room_is_refused_before_it_fills_it(disk):
+    blobs = Blobs(disk / "blobs")
+    least = []
+
+    class Endless(io.BytesIO):
+        def read(self, size=-1):
+            least.append(shutil.disk_usage(disk).free)
+            return bytes(size)
+
+    with pytest.raises(StoreUnavailable, match="are for the database"):
+        blobs.add(Endless())
+    assert 63 * 1024 * 1024 <= min(least) < 66 * 1024 * 1024
+    assert shutil.disk_usage(disk).free > 127 * 1024 * 1024
 
 
 def test_a_folder_that_cannot_be_made_is_said_to_be(tmp_path):

@@ -55,6 +55,21 @@ def test_what_is_not_on_this_host_is_named_and_nothing_is_copied(made, folder, b
     assert not folder.exists()
 
 
+def test_a_file_that_is_damaged_is_named_and_nothing_is_copied(made, folder, blobs, tmp_path):
+    artifact = made("a", b"content").model_copy(update={"path": str(tmp_path / "a")})
+    kept = blobs.path(artifact.sha256)
+    (tmp_path / "a").hardlink_to(kept)
+    kept.chmod(0o644)
+    kept.write_bytes(b"")
+    with pytest.raises(BlobMissing, match=r"/a is damaged: it has 0 bytes and had 7"):
+        copy_out([made("b"), artifact], folder, blobs)
+    assert not folder.exists()
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").write_bytes(b"content")  # where artefacts are no links
+    copy_out([artifact], folder, blobs)
+    assert (folder / "a").read_bytes() == b"content"
+
+
 def test_the_same_content_may_be_there_already(made, folder, blobs):
     for _ in range(2):
         copy_out([made("a")], folder, blobs)

@@ -138,6 +138,8 @@ def test_with_a_data_folder_artefacts_lie_there(play, tmp_path):
         data_dir=tmp_path / "data",
     )
     assert job.artifacts[0].path == str(tmp_path / "data" / "artifacts" / job.id / "plot.png")
+    for folder in ("data", "data/artifacts"):  # not for others to look into
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_job_that_made_nothing_leaves_no_folder(play, tmp_path):

@@ -236,6 +236,8 @@ def test_what_is_put_back_takes_half_of_the_workspace_at_most_the_latest_first(y
     job_id = yard.submit(*turns, options={"memory": 100 * mib, "workspace_size": 16 * mib})
     second, told = remade(yard, job_id, monkeypatch)
     assert sorted(second.contents) == ["a", "c"]
+    for folder in ("blobs", "artifacts"):  # not for others to look into
+        assert (yard.home / folder).stat().st_mode & 0o777 == 0o700
     assert "except the input files, a, c, which were restored" in told
 
 
