@@ -287,13 +287,15 @@ def read_step(texts: Sequence[Any], fields: Wire) -> Step:
 
 
 def _job_of(task_id: str, step: Step, place: Wire, own: _Own) -> str:
-    """The job of a task, which is there already when the message was delivered before.
+    """The job of a task, which is there already when its key, or the message, was seen before.
 
     Then nothing that the task names is looked at: its files may be gone.
     """
     job_id = job_id_of(task_id)
     if _is_of(task_id, own.store, job_id):
         return job_id
+    if step.idempotency_key is not None and (known := own.store.keyed(step.idempotency_key)):
+        return known
     try:
         return _submit(step, task_id, place, own)
     except JobExists:

@@ -269,8 +269,13 @@ def test_a_task_of_a_shared_key_that_is_delivered_twice_goes_on_once(stage):
     )
     first = sent_again(stage, slow, "shared-first", linked=False)
     eventually(lambda: known(stage.place, "shared-first"))
-    for _ in range(2):
-        second = sent_again(stage, step, "shared-second")
+    file = stage.place.files / "shared.csv"
+    file.write_text("a\n1\n")
+    step.kwargs["files"] = [str(file)]
+    second = sent_again(stage, step, "shared-second")
+    eventually(lambda: second.state == "RETRY")  # it waits for the end
+    file.unlink()
+    sent_again(stage, step, "shared-second")
     assert second.get(timeout=WAIT_S)["id"] == first.get(timeout=WAIT_S)["id"] == "shared-first"
     time.sleep(2)  # for the other message to be tried again
     assert stage.read() == ["notify succeeded done"]

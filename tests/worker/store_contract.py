@@ -587,6 +587,13 @@ class StoreContract:
         with pytest.raises(JobUnknown):
             store.get("two")
 
+    def test_a_job_is_found_by_its_key(self, store):
+        long = "k" * 5000
+        store.create(Job(id="one", goal="g"), Order(key="k"))
+        store.create(Job(id="two", goal="g"), Order(key=long))
+        store.create(Job(id="three", goal="g"))
+        assert (store.keyed("k"), store.keyed(long), store.keyed("other")) == ("one", "two", None)
+
     def test_a_known_key_goes_before_a_known_id(self, store):
         store.create(Job(id="one", goal="g"), Order(key="k"))
         store.create(Job(id="two", goal="g"))

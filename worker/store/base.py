@@ -100,6 +100,9 @@ class Store(Protocol):
         Raises `JobExists` if there is one of that id.
         """
 
+    def keyed(self, key: str) -> str | None:
+        """Return the id of the job whose `order.key` this is, if there is one."""
+
     def load(self, job_id: str) -> tuple[Job, tuple[Event, ...]]:
         """Return the job as it was created and all its events, oldest first."""
 

@@ -78,9 +78,8 @@ class MemoryStore:
     def create(self, job: Job, order: Order | None = None) -> str:
         order = order or Order()
         with self._lock:
-            for known in self._entries.values():
-                if order.key is not None and known.order.key == order.key:
-                    return known.job.id
+            if order.key is not None and (known := self._keyed(order.key)):
+                return known
             if job.id in self._entries:
                 raise JobExists(f"there is a job {job.id} already")
             now = self._clock()
@@ -88,6 +87,10 @@ class MemoryStore:
                 job, order, now, len(self._entries), folded=job, updated_at=now
             )
             return job.id
+
+    def keyed(self, key: str) -> str | None:
+        with self._lock:
+            return self._keyed(key)
 
     def load(self, job_id: str) -> tuple[Job, tuple[Event, ...]]:
         with self._lock:
@@ -227,6 +230,10 @@ class MemoryStore:
             self._entry(job_id).is_delivered = True
 
     # ---- below the lock
+
+    def _keyed(self, key: str) -> str | None:
+        found = (one.job.id for one in self._entries.values() if one.order.key == key)
+        return next(found, None)
 
     def _entry(self, job_id: str) -> _Entry:
         try:

@@ -84,6 +84,9 @@ class SqlStore:
 
         return self._database.write(lambda c: self._create(c, job, order, texts), is_there)
 
+    def keyed(self, key: str) -> str | None:
+        return self._database.read(lambda c: _keyed(c, key))
+
     def load(self, job_id: str) -> tuple[Job, tuple[Event, ...]]:
         return self._database.read(lambda c: (_ordered(c, job_id)[0], _events(c, job_id, 0)))
 
@@ -211,11 +214,10 @@ class SqlStore:
     ) -> str:
         added = connection.execute(sql.ADD_JOB[self._dialect], _new_row(job, order))
         if added.one_or_none() is None:
-            key = {"of_key": _key(order)}
-            known = connection.execute(sql.BY_KEY, key).scalar() if order.key is not None else None
+            known = None if order.key is None else _keyed(connection, order.key)
             if known is None:
                 raise JobExists(f"there is a job {job.id} already")
-            return str(known)
+            return known
         connection.execute(sql.ADD_ORDER, {"job_id": job.id, **texts})
         self._keep(connection, job.id, job.artifacts, 0)
         return job.id
@@ -313,7 +315,7 @@ class SqlStore:
 def _new_row(job: Job, order: Order) -> Wire:
     return {
         "id": job.id,
-        "key": _key(order),
+        "key": None if order.key is None else _short(order.key),
         "status": Status.QUEUED.value,
         "priority": order.priority,
         "memory_bytes": min(order.memory_bytes, _MOST),
@@ -329,10 +331,16 @@ def _new_row(job: Job, order: Order) -> Wire:
     }
 
 
-def _key(order: Order) -> str | None:
-    if order.key is None or len(order.key) <= _LONG_KEY:
-        return order.key
-    return f"sha256:{hashlib.sha256(order.key.encode(errors='surrogatepass')).hexdigest()}"
+def _keyed(connection: Connection, key: str) -> str | None:
+    found: str | None = connection.execute(sql.BY_KEY, {"of_key": _short(key)}).scalar()
+    return found
+
+
+def _short(key: str) -> str:
+    """What stands for a key: itself, or what fits into a column."""
+    if len(key) <= _LONG_KEY:
+        return key
+    return f"sha256:{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _changes(event: Event) -> Wire:
