@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from dataclasses import dataclass, field
 
 import pytest
@@ -177,6 +178,26 @@ def test_files_come_out_of_a_container_as_they_are(tmp_path, blobs, job, size):
     expected = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     assert desk.contents() == {"f.bin": expected}
     assert desk.artifacts["f.bin"].sha256 == hashlib.sha256(expected).hexdigest()
+
+
+@pytest.mark.engine
+def test_only_what_a_container_has_not_any_more_is_left_out(tmp_path, blobs, job):
+    sandbox = DockerSandbox.start(SandboxSpec(job=job))
+    try:
+        made = sandbox.shell(
+            "mkdir out; touch empty; for f in gone out/gone kept; do echo > $f; done"
+        )
+        sandbox.write_file(".hidden", io.BytesIO(b"y" * 3 * MIB))
+        desk = Desk(claimed(), sandbox, Shelf(tmp_path / "out", blobs))
+        desk.reported(*made.files, FileInfo(name=".hidden", size=3 * MIB, mime="x"))
+        desk.collect(most_bytes=4 * MIB)
+        assert sorted(desk.artifacts) == ["empty", "gone", "hidden", "kept", "out/gone"]
+        sandbox.shell("rm -r gone out")
+        desk.collect()
+    finally:
+        sandbox.close()
+    assert sorted(desk.artifacts) == sorted(desk.contents()) == ["empty", "hidden", "kept"]
+    assert not (desk.shelf.folder / "out").exists()
 
 
 # ---- how much
