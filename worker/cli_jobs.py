@@ -173,7 +173,7 @@ def cancel(
 ) -> int:
     """End jobs that wait or run; says how each ended."""
     with open_jobs() as opened:
-        asked = {found.job.id: found for found in map(opened.find, job_ids)}
+        asked = {found.job.id: found for found in _all_of(opened, job_ids)}
         over = [found for found in asked.values() if found.job.status.is_final]
         _cancel(opened, [i for i, found in asked.items() if found not in over])
         now = [opened.store.get(job_id) for job_id in asked]
@@ -182,6 +182,17 @@ def cancel(
     else:
         _write_cancelled([found for found in now if found.job.id not in {o.job.id for o in over}])
     return _too_late([found.job for found in over])
+
+
+def _all_of(opened: Jobs, job_ids: list[str]) -> list[Listed]:
+    """The jobs that are meant; one that is not there stops all."""
+    from worker.errors import InputInvalid
+
+    try:
+        return [opened.find(job_id) for job_id in job_ids]
+    except InputInvalid as error:
+        others = "; none of the others is cancelled" if len(job_ids) > 1 else ""
+        raise InputInvalid(f"{error}{others}") from None
 
 
 def _cancel(opened: Jobs, job_ids: list[str]) -> None:

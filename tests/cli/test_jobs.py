@@ -493,7 +493,7 @@ def test_cancelling_what_is_over_is_wrong_use_unless_it_was_cancelled(submitted,
 
 def test_with_one_id_that_is_wrong_nothing_is_cancelled(submitted, refused, office):
     job_id = submitted("10")
-    refused("cancel", job_id, "nope", says="nope")
+    refused("cancel", job_id, "nope", says="none of the others is cancelled")
     assert not office.store.is_cancel_requested(job_id)
 
 
