@@ -24,8 +24,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for progra
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(
-        epilog="Exit codes: 0 stopped, or consuming (--check); 1 stopped by force, jobs go on "
-        "elsewhere; 2 wrong use; 5 infrastructure."
+        epilog="Exit codes: 0 stopped, or consuming (--check); 2 wrong use; 5 infrastructure, or "
+        "ended before it had let go of its jobs."
     )(worker)
     app.command(epilog="Exit codes: 0 stopped, 2 wrong use, 5 infrastructure.")(beat)
     app.command(epilog=DONE_CODES)(reap)
@@ -78,7 +78,7 @@ def _work(settings: Settings, *, is_sweeping: bool, include: list[str], as_json:
             settings, store, name, slots, is_sweeping=is_sweeping, options=tuple(options)
         ) as keeper:
             _introduce(settings, name, slots)
-            return keeper.run()
+            return Exit.ANSWERED if keeper.run() else Exit.INFRASTRUCTURE
     finally:
         store.close()
 

@@ -210,8 +210,8 @@ class Keeper:
         if self.broker:
             self.broker.close()
 
-    def run(self) -> int:
-        """Run until a signal; returns 0, or 1 if jobs had to be dropped."""
+    def run(self) -> bool:
+        """Run until a signal; returns whether all jobs were let go."""
         threads = self._threads()
         with self._heeding_signals():
             try:
@@ -248,19 +248,19 @@ class Keeper:
 
     # ---- processes: the main thread, with which everything ends that it has started
 
-    def _watch(self) -> int:
+    def _watch(self) -> bool:
         while True:
             self._listen()
             consumer = self._consumer
             if self._signals and (consumer is None or consumer.process.poll() is not None):
-                return 0
+                return True
             if self._signals > 1:
-                return 1
+                return False
             if self._signals and consumer is not None:
                 consumer.drain()
                 if consumer.is_stubborn:
                     _log.error("the pool does not let go: ending it")
-                    return 1
+                    return False
             else:
                 self._keep()
             self._stop.wait(_TICK_S)

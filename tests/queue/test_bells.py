@@ -23,6 +23,8 @@ from worker.celery_app import (
 from worker.errors import BrokerUnavailable, SettingsInvalid
 from worker.settings import Settings
 
+PROMPT_S = 10.0  # on a busy machine; a driver left to itself tries for a minute or for ever
+
 
 @pytest.fixture
 def silent_port():
@@ -46,7 +48,7 @@ def test_a_broker_that_is_not_there_is_named_without_its_password(kind, closed_p
     started = time.monotonic()
     with pytest.raises(BrokerUnavailable) as caught:
         ring(settings)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < PROMPT_S
     assert f"{kind}://me:***@127.0.0.1:{closed_port}/0 cannot be reached: " in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
@@ -56,14 +58,14 @@ def test_a_broker_that_never_answers_does_not_hold_up_whoever_rings(kind, silent
     started = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=r"no answer|time"):
         ring(Settings(broker_url=f"{kind}://127.0.0.1:{silent_port}/0"))
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < PROMPT_S
 
 
 def test_without_a_worker_there_is_no_embedded_broker_and_the_command_is_named(tmp_path):
     started = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="start a worker: caisson worker"):
         ring(Settings(data_dir=tmp_path))
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < PROMPT_S
 
 
 def check_bells(settings):
