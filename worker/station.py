@@ -57,6 +57,14 @@ _log = logging.getLogger(__name__)
 _ENGINE_POLL_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """Which job was worked on, and how it stood afterwards."""
+
+    job_id: str
+    status: Status
+
+
 @dataclass
 class Station:
     """Does jobs, one at a time.
@@ -100,18 +108,18 @@ class Station:
             free_bytes=admission.free_memory(),
         )
 
-    def work_next(self) -> Status | None:
+    def work_next(self) -> Worked | None:
         """Take the job that is due and work on it, until it ends or is another's.
 
-        Returns the status that it has then; None: there was nothing to do. Raises
-        `StoreUnavailable`, and `EngineUnavailable` before anything was claimed.
+        None: there was nothing to do. Raises `StoreUnavailable`, and `EngineUnavailable` before
+        anything was claimed.
         """
         worker, asked_at = self.seen(), clock()
         claim = self.store.claim_next(worker, self.settings.lease_s)
         if claim is None:
             return None
         with Lease(self.store, claim, self.settings.lease_s, asked_at, self.is_draining) as lease:
-            return _Shift(self, claim, lease).work()
+            return Worked(claim.job_id, _Shift(self, claim, lease).work())
 
     def reap(self, *, dry_run: bool = False) -> list[Reaped]:
         """Remove the sandboxes on this engine that nobody owns, and files left half written.

@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,11 +69,9 @@ from worker.errors import (
     JobUnknown,
     StoreUnavailable,
 )
-from worker.history import History
-from worker.hooks import Observer
-from worker.messages import Ended, Event, Record, Status, Wire
+from worker.messages import Record, Status, Wire
 from worker.settings import Settings
-from worker.station import Station
+from worker.station import Station, Worked
 from worker.store.base import Store
 from worker.store.blobs import Blobs
 from worker.store.database import open_store
@@ -87,33 +86,20 @@ _MOST_DATA_CHARS = 4000  # of what a task before returned; more becomes a file
 
 
 @dataclass
-class _Ends(Observer):
-    """Notes which jobs ended here."""
-
-    jobs: list[str] = field(default_factory=list)
-
-    def on_event(self, event: Event, history: History) -> None:
-        if isinstance(event, Ended):
-            self.jobs.append(history.job.id)
-
-
-@dataclass
 class _Own:
     """Connections of one process; those of its parent must not be used after a fork."""
 
     settings: Settings
     store: Store
-    ends: _Ends = field(default_factory=_Ends)
     pid: int = field(default_factory=os.getpid)
 
-    @property
+    @cached_property
     def station(self) -> Station:
         return Station(
             self.settings,
             self.store,
             name=f"{worker_name()}.{self.pid}",
             is_draining=draining.is_draining,
-            observer=self.ends,
         )
 
 
@@ -148,23 +134,21 @@ def ring() -> None:
         return
     try:
         own = _own()
-        own.ends.jobs.clear()
         with draining.heeding_term():
-            status = own.station.work_next()
-        if status is not None:
-            _pass_on(own, status)
+            worked = own.station.work_next()
+        if worked is not None:
+            _pass_on(own, worked)
     except (CaissonError, SandboxError) as error:
         _log.warning("no work is done: %s", error)
 
 
-def _pass_on(own: _Own, status: Status) -> None:
+def _pass_on(own: _Own, worked: Worked) -> None:
     """After a job: tell the pipeline that waits for it, and wake somebody for what waits."""
     with connect(own.settings) as connection, _lenient():
-        if status.is_final:
-            for job_id in own.ends.jobs:
-                place = own.store.order(job_id).deliver
-                if place is not None:
-                    tell(connection, job_id, place)
+        if worked.status.is_final:
+            place = own.store.order(worked.job_id).deliver
+            if place is not None:
+                tell(connection, worked.job_id, place)
         if own.store.counts().claimable and not waiting(connection, BELLS):
             publish_bells(connection, 1)
 

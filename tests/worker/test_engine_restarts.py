@@ -128,7 +128,9 @@ def test_a_job_goes_on_when_its_engine_is_killed_and_started_again(
     yard = Yard(tmp_path, MemoryStore(), job)
     job_id = yard.submit(*STEPS, number=len(options) + 100)
     statuses = []
-    working = threading.Thread(target=lambda: statuses.append(yard.station("one").work_next()))
+    working = threading.Thread(
+        target=lambda: statuses.append(yard.station("one").work_next().status)
+    )
     working.start()
     yard.until_called(job_id, 2)
     time.sleep(0.5)

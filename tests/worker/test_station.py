@@ -109,7 +109,7 @@ def test_a_job_that_is_handed_over_keeps_its_cell_and_its_variables(yard, contai
     assert not working.is_alive()
     assert yard.store.get(job_id).job.status is Status.QUEUED
     (kept,) = containers(job_id)
-    assert yard.station("two").work_next() is Status.SUCCEEDED
+    assert yard.station("two").work_next().status is Status.SUCCEEDED
     assert yard.store.get(job_id).place == kept[:12]
     assert yard.log(job_id) == "abc2"
     assert [a.ending for a in yard.store.attempts(job_id)] == ["released", "finished"]
@@ -133,7 +133,7 @@ def test_a_worker_that_cannot_renew_its_lease_stops_and_writes_nothing(yard, con
     job_id = yard.submit(*STEPS[:1], python("import time; time.sleep(4); done = 1"), *STEPS[2:])
     first = yard.station("one")
     statuses = []
-    working = threading.Thread(target=lambda: statuses.append(first.work_next()))
+    working = threading.Thread(target=lambda: statuses.append(first.work_next().status))
     working.start()
     yard.until_called(job_id, 2)
     written = yard.kinds(job_id)
@@ -144,7 +144,7 @@ def test_a_worker_that_cannot_renew_its_lease_stops_and_writes_nothing(yard, con
     assert len(containers(job_id)) == 1
     store.is_away = False
     time.sleep(LEASE_S)
-    assert yard.station("two").work_next() is Status.SUCCEEDED
+    assert yard.station("two").work_next().status is Status.SUCCEEDED
     assert yard.log(job_id) == "ac1"
     assert [a.ending for a in store.attempts(job_id)] == ["lost", "finished"]
 
@@ -162,7 +162,7 @@ def test_a_container_that_is_gone_is_replaced_with_the_files_the_job_had_made(ya
     (gone,) = containers(job_id)
     with closing(Engine()) as engine:
         engine.remove(gone)
-    assert yard.station("two").work_next() is Status.SUCCEEDED
+    assert yard.station("two").work_next().status is Status.SUCCEEDED
     told = [e for e in yard.store.events(job_id) if e.kind == "notice"]
     assert "except the input files, log, which were restored" in told[0].text
     assert yard.log(job_id) == "ac?"  # nobody knows of the second; it is not run again
@@ -189,7 +189,7 @@ def remade(yard, job_id, monkeypatch):
 
     monkeypatch.setattr(assembly, "start_sandbox", start)
     settings = yard.settings.model_copy(update={"driver": "process"})
-    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    assert yard.station("one", settings=settings).work_next().status is Status.SUCCEEDED
     (told,) = [e.text for e in yard.store.events(job_id) if e.kind == "notice"]
     return sandboxes[1], told
 
@@ -246,7 +246,7 @@ def test_a_job_whose_workers_are_lost_again_and_again_is_buried_with_its_last_wo
     for number in range(3):
         yard.store.claim(job_id, f"victim-{number}", lease_s=0)
     settings = yard.settings.model_copy(update={"max_losses": 3, "driver": "process"})
-    assert yard.station("undertaker", settings=settings).work_next() is Status.DEAD
+    assert yard.station("undertaker", settings=settings).work_next().status is Status.DEAD
     error = yard.store.get(job_id).job.error
     assert error.type == "WorkersLost"
     assert "3 workers in a row were lost while working on it" in error.message
@@ -265,7 +265,7 @@ def test_a_job_whose_workers_are_lost_again_and_again_is_buried_with_its_last_wo
 def test_what_no_worker_can_do_fails_with_its_reason(yard, order, kind, named):
     job_id = yard.submit(*STEPS, **order)
     settings = yard.settings.model_copy(update={"driver": "process"})
-    assert yard.station("one", settings=settings).work_next() is Status.FAILED
+    assert yard.station("one", settings=settings).work_next().status is Status.FAILED
     job = yard.store.get(job_id).job
     assert (job.finish_reason, job.error.type) == (FinishReason.FAILED, kind)
     assert named in job.error.message
@@ -284,7 +284,7 @@ def test_a_job_that_has_ended_is_closed_as_it_ended_however_many_workers_are_los
     settings = ended(yard, job_id, max_losses=1)
     for number in range(3):
         yard.store.claim(job_id, f"victim-{number}")
-    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    assert yard.station("one", settings=settings).work_next().status is Status.SUCCEEDED
     assert yard.store.get(job_id).job.answer == "42"
     assert yard.kinds(job_id).count("ended") == 1
 
@@ -294,7 +294,7 @@ def test_a_job_that_has_ended_needs_no_model_to_be_closed(yard):
     settings = ended(yard, job_id)
     for blob in (yard.home / "blobs").glob("*/*"):
         blob.unlink()  # its recording
-    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    assert yard.station("one", settings=settings).work_next().status is Status.SUCCEEDED
 
 
 def test_after_its_end_nothing_but_a_remark_is_added(yard):
@@ -314,7 +314,7 @@ def test_a_job_is_cancelled_while_it_waits_for_its_engine(yard, monkeypatch, cap
     station = yard.station("one")
     station.engine_id = "known before it went"
     yard.store.request_cancel(job_id)
-    assert station.work_next() is Status.CANCELLED
+    assert station.work_next().status is Status.CANCELLED
     assert yard.kinds(job_id)[-1] == "ended"
 
 
@@ -324,7 +324,7 @@ def test_a_job_keeps_to_the_longest_call_that_it_was_submitted_with(yard):
     options = {"max_call_timeout_s": 1, "call_timeout_s": 1}
     job_id = yard.submit(call, say("done"), options=options)
     settings = yard.settings.model_copy(update={"driver": "process", "allow_unisolated": True})
-    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    assert yard.station("one", settings=settings).work_next().status is Status.SUCCEEDED
     (result,) = [e.result for e in yard.store.events(job_id) if e.kind == "result"]
     assert result.execution.outcome is Outcome.TIMEOUT
 
@@ -375,9 +375,9 @@ def test_a_job_that_nobody_here_can_read_is_left_to_newer_workers_and_ends_at_la
     settings = yard.settings.model_copy(update={"max_losses": 2, "lease_s": 0.0})
     station = yard.station("old", settings=settings)
     yard.store.claim(job_id, "older")
-    assert station.work_next() is Status.RUNNING
+    assert station.work_next().status is Status.RUNNING
     settings = settings.model_copy(update={"lease_s": 5.0})
-    assert yard.station("old", settings=settings).work_next() is Status.DEAD
+    assert yard.station("old", settings=settings).work_next().status is Status.DEAD
     assert "install a newer caisson" in yard.store.get(job_id).job.error.message
 
 
@@ -386,7 +386,7 @@ def test_a_workers_wrong_clock_does_not_spend_the_time_of_a_job(yard, monkeypatc
     job_id = yard.submit(say("done"))
     events = yard.store.events
     settings = yard.settings.model_copy(update={"driver": "process", "allow_unisolated": True})
-    assert yard.station("one", settings=settings).work_next() is Status.SUCCEEDED
+    assert yard.station("one", settings=settings).work_next().status is Status.SUCCEEDED
     ahead = time.time() - events(job_id)[-1].at
     assert 7100 < ahead < 7300
 
@@ -396,7 +396,7 @@ def test_an_input_that_is_not_here_is_named(yard):
     for blob in (yard.home / "blobs").glob("*/*"):
         blob.unlink()
     settings = yard.settings.model_copy(update={"driver": "process"})
-    assert yard.station("one", settings=settings).work_next() is Status.DEAD
+    assert yard.station("one", settings=settings).work_next().status is Status.DEAD
     assert yard.store.get(job_id).job.error.type == "BlobMissing"
 
 
@@ -421,7 +421,7 @@ def test_an_engine_that_stays_away_is_named_in_the_end(yard, monkeypatch, caplog
     settings = yard.settings.model_copy(update={"engine_wait_s": 0.1})
     station = yard.station("one", settings=settings)
     station.engine_id = "known before it went"
-    assert station.work_next() is Status.DEAD
+    assert station.work_next().status is Status.DEAD
     caplog.clear()  # its records hold the errors, and those the frames
     gc.collect()  # docker-py leaves the socket of a failed connection to the collector
     job = yard.store.get(job_id).job
