@@ -172,6 +172,7 @@ class Turn:
     def take(self, home: Path, task_id: str) -> None:
         """Wait for the turn, and keep it until `leave`."""
         self.leave()
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = os.open(home / "ends.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         digest = hashlib.sha256(task_id.encode(errors="surrogatepass")).digest()
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, int.from_bytes(digest[:8]) % _OFFSETS)

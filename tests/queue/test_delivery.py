@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.delivery import JobResult, failure_of, result_of
+from worker.delivery import JobResult, Turn, failure_of, result_of
 from worker.errors import InputInvalid
 from worker.messages import Artifact, FinishReason, Job, JobError, Status
 from worker.tasks import read_step
@@ -105,3 +107,22 @@ def test_wrong_arguments_are_one_line(texts, fields, what):
         read_step(texts, fields)
     assert what in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_turn_to_say_an_end_is_one_process_at_a_time_and_one_task_apart(tmp_path):
+    """Locks are a process's own, so another one asks."""
+    turn, home = Turn(), tmp_path / "home"
+    turn.take(home, "one")
+    asking = "from worker.delivery import Turn; from pathlib import Path; import sys; "
+    asking += "Turn().take(Path(sys.argv[1]), sys.argv[2]); print('taken')"
+
+    def ask(task_id):
+        command = [sys.executable, "-c", asking, str(home), task_id]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    with ask("two") as other, ask("one") as same:
+        assert other.stdout.read() == "taken\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            same.wait(1)
+        turn.leave()
+        assert same.stdout.read() == "taken\n"
