@@ -39,6 +39,8 @@ _seen: Counter[str] = Counter()
 
 def strike(moment: str, delay_s: float = 0.0) -> None:
     """Die if this is the moment."""
+    if "MORTAL_PLAN" not in os.environ:  # not a worker, but who reads what it does
+        return
     plan = Path(os.environ["MORTAL_PLAN"])
     try:
         wanted, _, number = plan.read_text().partition(":")
