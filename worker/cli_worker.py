@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from worker.cli_options import DONE_CODES, Exit
-from worker.errors import CaissonError, Infrastructure, UsageError
+from worker.errors import CaissonError, Infrastructure, InputInvalid, UsageError
 
 if TYPE_CHECKING:
     from worker.settings import Settings
@@ -66,6 +66,8 @@ def _work(settings: Settings, *, is_sweeping: bool, include: list[str], as_json:
     from worker.logs import log_to_stdout
     from worker.store.database import open_store
 
+    for module in include:
+        _check_module(module)
     use(settings)
     log_to_stdout(as_json=as_json)
     store = open_store(settings.database)
@@ -81,6 +83,20 @@ def _work(settings: Settings, *, is_sweeping: bool, include: list[str], as_json:
             return Exit.ANSWERED if keeper.run() else Exit.INFRASTRUCTURE
     finally:
         store.close()
+
+
+def _check_module(name: str) -> None:
+    """Refuse what cannot be imported; whether it imports well, only its worker will know."""
+    from importlib.util import find_spec
+
+    try:
+        is_there = find_spec(name) is not None
+    except (ImportError, ValueError):  # of its package, or of no name at all
+        is_there = False
+    if not is_there:
+        raise InputInvalid(
+            f"--include {name}: there is no such module; PYTHONPATH names the folders of yours"
+        )
 
 
 def _introduce(settings: Settings, name: str, slots: int) -> None:

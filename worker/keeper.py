@@ -257,6 +257,8 @@ class Keeper:
             if self._signals > 1:
                 return False
             if self._signals and consumer is not None:
+                if consumer.told_at is None:
+                    _log.info("stopping: jobs are handed over; a second signal drops them")
                 consumer.drain()
                 if consumer.is_stubborn:
                     _log.error("the pool does not let go: ending it")

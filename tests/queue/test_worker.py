@@ -83,6 +83,7 @@ def test_it_lets_go_in_the_middle_of_a_cell_and_another_goes_on_in_the_same_inte
     code, took_s = first.stop()
     assert code == 0
     assert took_s < DRAINED_S
+    first.said("stopping: jobs are handed over")
     assert place.job(job).status is Status.QUEUED
     place.worker()
     place.finished(job)
@@ -204,6 +205,15 @@ def test_what_nobody_can_reach_is_said_in_one_line(place_with):
     eventually(lambda: worker.lines)
     (line,) = worker.lines
     assert "redis://:***@127.0.0.1:1/0 cannot be reached" in line
+
+
+@pytest.mark.parametrize("module", ["no.such", "nosuchmodule", ".odd"])
+def test_tasks_that_are_nowhere_are_said_in_one_line(place, module):
+    worker = place.worker("--include", module, is_ready=False)
+    assert worker.process.wait(20) == 2
+    eventually(lambda: worker.lines)
+    (line,) = worker.lines
+    assert line.startswith(f"caisson: --include {module}: there is no such module")
 
 
 def test_another_database_is_said_in_one_line(place_with):
