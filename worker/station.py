@@ -320,7 +320,7 @@ class _Shift:
 
     def _clear(self, but: str = "") -> None:
         """Remove what earlier workers have left of the job; a place is the start of an id."""
-        if self.settings.driver != "docker":
+        if self.station.settings.driver != "docker":  # no job brings one of its own
             return
         try:
             with closing(Engine()) as engine:

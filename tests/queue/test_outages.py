@@ -11,6 +11,7 @@ import pytest
 
 from tests.queue.conftest import Place, eventually
 from tests.services import RabbitServer
+from worker.messages import Status
 
 TINY = "x = 1"
 BUSY = "import time\ntime.sleep(0.3)"
@@ -54,7 +55,8 @@ def test_a_cut_line_of_remote_control_does_not_stop_the_consumer(settled, redis_
         for _ in range(3):
             client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            settled.finished(settled.submit(TINY), 10)
+            job = settled.finished(settled.submit(TINY), 10)
+            assert job.status is Status.SUCCEEDED
 
 
 def test_a_broker_that_forgets_everything_under_load_loses_no_job(settled, redis_server):

@@ -165,7 +165,7 @@ def settled(tmp_path_factory):
 def test_a_job_that_nobody_rang_for_is_found_by_a_sweep(settled):
     place, _ = settled
     job = place.submit("x = 1", is_rung=False)
-    place.finished(job)
+    assert place.finished(job).status is Status.SUCCEEDED
 
 
 def test_a_worker_without_an_engine_is_seen_and_sweeps_and_is_seen_between_sweeps(

@@ -96,17 +96,22 @@ def containers(job):
                 engine.remove(container)
 
 
-@pytest.mark.engine
-def test_a_job_that_is_handed_over_keeps_its_cell_and_its_variables(yard, containers):
-    job_id = yard.submit(*STEPS)
+def hand_over(yard, job_id):
+    """Let a worker begin the job's second call, and then let go of it."""
     draining = threading.Event()
-    first = yard.station("one", is_draining=draining.is_set)
-    working = threading.Thread(target=first.work_next)
+    station = yard.station("one", is_draining=draining.is_set)
+    working = threading.Thread(target=station.work_next)
     working.start()
     yard.until_called(job_id, 2)
     draining.set()
-    working.join(2)
+    working.join(10)
     assert not working.is_alive()
+
+
+@pytest.mark.engine
+def test_a_job_that_is_handed_over_keeps_its_cell_and_its_variables(yard, containers):
+    job_id = yard.submit(*STEPS)
+    hand_over(yard, job_id)
     assert yard.store.get(job_id).job.status is Status.QUEUED
     (kept,) = containers(job_id)
     assert yard.station("two").work_next().status is Status.SUCCEEDED
@@ -152,13 +157,7 @@ def test_a_worker_that_cannot_renew_its_lease_stops_and_writes_nothing(yard, con
 @pytest.mark.engine
 def test_a_container_that_is_gone_is_replaced_with_the_files_the_job_had_made(yard, containers):
     job_id = yard.submit(*STEPS)
-    draining = threading.Event()
-    first = yard.station("one", is_draining=draining.is_set)
-    working = threading.Thread(target=first.work_next)
-    working.start()
-    yard.until_called(job_id, 2)
-    draining.set()
-    working.join(2)
+    hand_over(yard, job_id)
     (gone,) = containers(job_id)
     with closing(Engine()) as engine:
         engine.remove(gone)
@@ -389,6 +388,14 @@ def test_a_workers_wrong_clock_does_not_spend_the_time_of_a_job(yard, monkeypatc
     assert yard.station("one", settings=settings).work_next().status is Status.SUCCEEDED
     ahead = time.time() - events(job_id)[-1].at
     assert 7100 < ahead < 7300
+
+
+@pytest.mark.engine
+def test_what_no_worker_can_do_fails_so_also_after_a_worker_was_lost(yard):
+    job_id = yard.submit(*STEPS, options={"memory": "3"})
+    yard.store.claim(job_id, "lost")
+    assert yard.station("one").work_next().status is Status.FAILED
+    assert yard.store.get(job_id).job.error.type == "SettingsInvalid"
 
 
 def test_an_input_that_is_not_here_is_named(yard):
