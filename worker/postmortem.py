@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from worker.errors import Infrastructure
 from worker.history import History
+from worker.messages import Event, Job
 from worker.sizes import said_bytes
 from worker.store.base import Attempt
 
@@ -15,12 +16,19 @@ class WorkersLost(Infrastructure):
     """Every worker that took the job was lost before it got anywhere."""
 
 
-def post_mortem(history: History, attempts: Sequence[Attempt], losses: int) -> str:
-    """Say in one line what was going on when the workers were lost, and what they had left."""
-    last = attempts[-losses - 1 : -1]
-    workers = "1 worker was" if losses == 1 else f"{losses} workers in a row were"
+def post_mortem(
+    job: Job, events: Iterable[Event], attempts: Sequence[Attempt], losses: int, cap: int
+) -> str:
+    """Say in one line what was going on when the workers were lost, and what they had left.
+
+    The last of `attempts` is whoever asks. What was lost after the first `cap` came only to bury
+    the job, as the last one does: neither they nor what they wrote is told of.
+    """
+    lost, buries = attempts[-losses - 1 :][:cap], attempts[cap - losses - 1]
+    history = History(job, (event for event in events if event.at < buries.started_at))
+    workers = "1 worker was" if cap == 1 else f"{cap} workers in a row were"
     parts = [f"{workers} lost while working on it", _doing(history)]
-    return "; ".join([*parts, *map(_figures, last)])
+    return "; ".join([*parts, *map(_figures, lost)])
 
 
 def _doing(history: History) -> str:

@@ -229,8 +229,10 @@ class _Shift:
         return status
 
     def _bury(self) -> None:
-        attempts = self.station.store.attempts(self.claim.job_id)
-        why = post_mortem(self.run.history, attempts, self.claim.losses)
+        store, job_id = self.station.store, self.claim.job_id
+        cap = self.station.settings.max_losses
+        attempts = store.attempts(job_id)
+        why = post_mortem(*store.load(job_id), attempts, self.claim.losses, cap)
         self.run.give_up(WorkersLost(why))
 
     def _bury_unread(self, error: SchemaMismatch) -> None:

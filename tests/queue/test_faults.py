@@ -123,10 +123,8 @@ def test_a_job_that_kills_its_workers_is_dead_in_the_end_and_others_are_not_held
     def strike():
         listed = place.store.get(poison)
         slot = int(listed.worker.rpartition(".")[2] or 0)
-        kinds = [event.kind for event in place.store.events(poison)]
-        # Whoever buries the job is left alone; it gives the call its result first.
-        is_buried = listed.losses >= place.settings.max_losses or "result" in kinds
-        is_at_work = listed.is_held and not is_buried and "call" in kinds
+        is_buried = listed.losses >= place.settings.max_losses or listed.job.finish_reason
+        is_at_work = listed.is_held and not is_buried and calls(place, poison) > 0
         if is_at_work and slot not in victims:
             victims.add(slot)
             psutil.Process(slot).kill()

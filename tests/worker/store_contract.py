@@ -447,7 +447,16 @@ class StoreContract:
         assert store.claim("one").losses == 1
 
     @pytest.mark.parametrize(
-        "event", [Remarked(text="x"), CallStarted(call_id="c"), SandboxOpened(place="p")]
+        "event",
+        [
+            *(Remarked(text="x"), CallStarted(call_id="c"), SandboxOpened(place="p")),
+            *(
+                ResultAdded(result=ToolResult(call_id="c", name="shell", status=status, text=""))
+                for status in ResultStatus
+                if status not in {ResultStatus.OK, ResultStatus.ERROR}
+            ),
+        ],
+        ids=lambda event: event.result.status if event.kind == "result" else event.kind,
     )
     def test_what_is_no_progress_makes_up_for_nothing(self, store, job, event):
         for _ in range(3):

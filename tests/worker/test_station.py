@@ -21,6 +21,7 @@ from worker.history import History
 from worker.hooks import Run
 from worker.lease import Lease, clock
 from worker.messages import FinishReason, Input, Order, Status
+from worker.models.recorded import replies_in
 from worker.runner import new_job
 from worker.settings import Settings
 from worker.station import Station, _Shift
@@ -251,6 +252,54 @@ def test_a_job_whose_workers_are_lost_again_and_again_is_buried_with_its_last_wo
     assert "3 workers in a row were lost while working on it" in error.message
     assert all(f"victim-{number}" in error.message for number in range(3))
     assert yard.station("two", settings=settings).work_next() is None
+
+
+class Killed(BaseException):
+    """The process is gone; nothing catches this."""
+
+
+class Deadly(MemoryStore):
+    """Kills whoever writes an event after so many more; its clock is set by hand."""
+
+    def __init__(self):
+        self.now, self.left = 1000.0, 99
+        super().__init__(clock=lambda: self.now)
+
+    def append(self, job_id, event, *, generation):
+        if not self.left:
+            raise Killed
+        self.left -= 1
+        super().append(job_id, event, generation=generation)
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_job_whose_undertaker_is_killed_in_the_middle_is_buried_by_the_next(yard, written):
+    yard.store = store = Deadly()
+    job_id = yard.submit()
+    calls = [("python_interpreter", {"code": "1"}), ("shell", {"command": "true"})]
+    run = Run(History(*store.load(job_id)), store, store.claim(job_id, "first").generation)
+    run.clock = lambda: store.now
+    (reply,) = replies_in(json.dumps(say(None, *calls)).encode(), Path("recording"))
+    run.add_reply(reply)
+    run.begin(run.history.last.calls[0], "somewhere")
+    for number in (1, 2):
+        store.now += 1
+        store.claim(job_id, f"victim-{number}")
+    settings = yard.settings.model_copy(update={"max_losses": 3, "driver": "process"})
+    store.now, store.left = store.now + 1, written
+    with pytest.raises(Killed):
+        yard.station("undertaker", settings=settings).work_next()
+    store.now, store.left = store.now + LEASE_S, 99
+    assert yard.station("next", settings=settings).work_next().status is Status.DEAD
+    results = [e.result for e in store.events(job_id) if e.kind == "result"]
+    assert [r.call_id for r in results] == [call.id for call in run.history.last.calls]
+    said = store.get(job_id).job.error.message
+    assert said.startswith(
+        "3 workers in a row were lost while working on it; "
+        "each time in call 1 (python_interpreter), which was first begun at"
+    )
+    assert all(name in said for name in ("first", "victim-1", "victim-2"))
+    assert "undertaker" not in said
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,18 @@ from typing import Protocol, runtime_checkable
 from pydantic import Field
 
 from sandbox.types import Standing
-from worker.messages import Event, Job, Order, Record, Status, Wire
+from worker.messages import (
+    Ended,
+    Event,
+    Job,
+    Order,
+    Record,
+    ReplyAdded,
+    ResultAdded,
+    ResultStatus,
+    Status,
+    Wire,
+)
 
 
 class WorkerSeen(Record):
@@ -74,6 +85,17 @@ class Counts(Record):
 
     claimable: int = Field(0, description="queued, or with a lease that is over")
     held: int = 0
+
+
+def is_progress(event: Event) -> bool:
+    """Whether an event shows that a job got on, which makes up for the workers that it has lost.
+
+    The result of a call that was not run, or of which nobody knows, shows nothing: whoever buries
+    a job gives its calls such results.
+    """
+    if isinstance(event, ResultAdded):
+        return event.result.status in {ResultStatus.OK, ResultStatus.ERROR}
+    return isinstance(event, ReplyAdded | Ended)
 
 
 @runtime_checkable
@@ -145,8 +167,8 @@ class Store(Protocol):
     def append(self, job_id: str, event: Event, *, generation: int) -> None:
         """Add one event. It is kept for good when this returns, and not at all when this raises.
 
-        Raises `LeaseLost` if a later claim was made than the one that gave `generation`, or the
-        job was released.
+        What `is_progress` makes up for the claims that were lost. Raises `LeaseLost` if a later
+        claim was made than the one that gave `generation`, or the job was released.
         """
 
     def renew(self, job_id: str, *, generation: int, lease_s: float, figures: Wire) -> None:

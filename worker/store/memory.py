@@ -12,18 +12,8 @@ from sandbox.types import Standing
 from worker.admission import PATIENCE_S, PREFERRED_S, can_ever_fit, lacking, reserved
 from worker.errors import JobExists, JobTaken, JobUnknown, LeaseLost
 from worker.history import fold
-from worker.messages import (
-    Ended,
-    Event,
-    Job,
-    Order,
-    ReplyAdded,
-    ResultAdded,
-    SandboxOpened,
-    Status,
-    Wire,
-)
-from worker.store.base import Attempt, Claim, Counts, Listed, WorkerSeen
+from worker.messages import Event, Job, Order, SandboxOpened, Status, Wire
+from worker.store.base import Attempt, Claim, Counts, Listed, WorkerSeen, is_progress
 
 _FORGOTTEN_S = 86_400.0
 
@@ -155,9 +145,9 @@ class MemoryStore:
             entry.events.append(event)
             entry.folded = fold(entry.folded, event)
             entry.updated_at = self._clock()
-            if isinstance(event, ReplyAdded | ResultAdded | Ended):
+            if is_progress(event):
                 entry.losses = 0
-            elif isinstance(event, SandboxOpened):
+            if isinstance(event, SandboxOpened):
                 entry.place, entry.engine = event.place, event.engine
 
     def renew(self, job_id: str, *, generation: int, lease_s: float, figures: Wire) -> None:

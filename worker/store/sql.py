@@ -28,14 +28,13 @@ from worker.messages import (
     JobError,
     Order,
     ReplyAdded,
-    ResultAdded,
     SandboxOpened,
     Status,
     Usage,
     Wire,
 )
 from worker.store import statements as sql
-from worker.store.base import Attempt, Claim, Counts, Listed, WorkerSeen
+from worker.store.base import Attempt, Claim, Counts, Listed, WorkerSeen, is_progress
 from worker.store.connections import Database, Undecided
 from worker.store.packing import event as unpacked_event
 from worker.store.packing import event_body, packed, unpacked, wire
@@ -345,16 +344,17 @@ def _short(key: str) -> str:
 
 def _changes(event: Event) -> Wire:
     """What an event changes in the row of its job, as `worker.history.fold` does in the record."""
+    return {**_told(event), **({"losses": 0} if is_progress(event) else {})}
+
+
+def _told(event: Event) -> Wire:
     match event:
         case ReplyAdded(reply=reply):
             return {
                 "more_input": min(reply.usage.input_tokens, _MOST),
                 "more_output": min(reply.usage.output_tokens, _MOST),
                 "more_cost": reply.usage.cost,
-                "losses": 0,
             }
-        case ResultAdded():
-            return {"losses": 0}
         case SandboxOpened(place=place, engine=engine):
             return {"place": place, "engine": engine}
         case Ended():
@@ -363,7 +363,6 @@ def _changes(event: Event) -> Wire:
                 "finish_reason": event.finish_reason.value,
                 "answer": event.answer,
                 "error": packed(event.error) if event.error else None,
-                "losses": 0,
             }
     return {}
 
