@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from sandbox.doctor import PROBES
-from worker.cli import Exit
+from worker.cli_options import Exit
 from worker.hooks import Observer
 from worker.messages import ResultAdded
 from worker.runner import JobRequest, run_job

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S = 0.01
 
 
 @contextmanager
@@ -31,11 +33,23 @@ def stoppable() -> Iterator[Event]:
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM and SIGHUP unwind the program as Ctrl-C does, so that sandboxes are removed."""
+    """Let SIGTERM and SIGHUP unwind the program as Ctrl-C does, so that sandboxes are removed.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
+    An interrupt is not lost where Python can raise nothing (in a finalizer, or while a module is
+    looked up): it comes again a moment later.
+    """
+    for number in (*SIGNALS, signal.SIGALRM):
+        signal.signal(number, _interrupt)
+    sys.unraisablehook = _interrupt_again
 
-    for number in SIGNALS:
-        signal.signal(number, interrupt)
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+def _interrupt_again(what: sys.UnraisableHookArgs) -> None:
+    if issubclass(what.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)  # raised from here, it would be lost again
+    else:
+        sys.__unraisablehook__(what)

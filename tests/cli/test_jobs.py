@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND, PARTS, Ended, wait_for
-from worker.cli import _guarded
+from worker.cli_app import guarded
 from worker.history import History
 from worker.hooks import Run
 from worker.messages import Remarked, Status
@@ -81,7 +81,7 @@ def call(home, tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             for name, value in env.items():
                 patch.setenv(name, value)
-            code = _guarded([str(argument) for argument in arguments])
+            code = guarded([str(argument) for argument in arguments])
         return Ended(code, *capsys.readouterr())
 
     return run
@@ -571,7 +571,7 @@ def set_revision(office, revision):
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys, worker.cli; "
+        "import sys, worker.cli_app; "
         "print({'celery', 'sqlalchemy', 'pydantic', 'rich.console', 'docker'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
