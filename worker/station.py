@@ -82,18 +82,18 @@ class Station:
     name: str
     is_draining: Callable[[], bool] = never
     observer: Observer = field(default_factory=Observer)
+    _engine_id: str = field(default="", init=False)
 
     @property
     def blobs(self) -> Blobs:
         return Blobs(self.settings.home / "blobs")
 
-    @cached_property
     def engine_id(self) -> str:
-        """Identity of the engine in use; raises `EngineUnavailable`."""
-        if self.settings.driver == "process":
-            return ""
-        with closing(Engine()) as engine:
-            return engine.identity()
+        """Identity of the engine in use; raises `EngineUnavailable` when it is away now."""
+        if self.settings.driver != "process":
+            with closing(Engine()) as engine:  # its door is tried each time; its id stays
+                self._engine_id = self._engine_id or engine.identity()
+        return self._engine_id
 
     def seen(self) -> WorkerSeen:
         """What this worker may give to sandboxes."""
@@ -101,7 +101,7 @@ class Station:
         return WorkerSeen(
             name=self.name,
             host=socket.gethostname(),
-            engine=self.engine_id,
+            engine=self.engine_id(),
             slots=own.concurrency or 1,
             memory_bytes=own.share_memory or admission.share_of_memory(),
             cpus=own.share_cpus or admission.share_of_cpus(),
@@ -119,7 +119,7 @@ class Station:
         if claim is None:
             return None
         with Lease(self.store, claim, self.settings.lease_s, asked_at, self.is_draining) as lease:
-            return Worked(claim.job_id, _Shift(self, claim, lease).work())
+            return Worked(claim.job_id, _Shift(self, claim, lease, worker.engine).work())
 
     def reap(self, *, dry_run: bool = False) -> list[Reaped]:
         """Remove the sandboxes on this engine that nobody owns, and files left half written.
@@ -139,6 +139,7 @@ class _Shift:
     station: Station
     claim: Claim
     lease: Lease
+    engine: str = ""
     place: Workplace = field(init=False)
 
     def work(self) -> Status:
@@ -214,7 +215,7 @@ class _Shift:
             opening = assembly.opening(
                 self.run.job.goal, self._inputs(), self._mounts(), network=network
             )
-            Runner(loop, self.place, keep, self.station.engine_id).work(self.run, opening)
+            Runner(loop, self.place, keep, self.engine).work(self.run, opening)
 
     def _release(self) -> Status:
         self.lease.leave()

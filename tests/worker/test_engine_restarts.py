@@ -1,4 +1,4 @@
-"""An engine that is killed under a job, with and without live-restore: one of this test's own.
+"""An engine that is killed under a job, comes back or not; it is one of these tests' own.
 
 It has a network namespace of its own, because a second engine without a bridge removes the first
 one's.
@@ -7,7 +7,9 @@ one's.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +21,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sandbox.errors import EngineUnavailable
 from sandbox.types import SandboxSpec
-from tests.worker.test_station import STEPS, Yard
+from tests.worker.test_station import LEASE_S, STEPS, Forgetful, Yard
+from worker.admission import PREFERRED_S
 from worker.messages import ResultStatus, Status
 from worker.store.memory import MemoryStore
 
@@ -52,8 +56,10 @@ class PrivateEngine:
         self.process = None
 
     def start(self, *options):
-        (self.folder / "pid").unlink(missing_ok=True)
+        for stale in ("pid", "exec/containerd/containerd.pid"):  # of a zombie, perhaps
+            (self.folder / stale).unlink(missing_ok=True)
         parts = {
+            **self._identity(),
             "--data-root": self.folder / "data",
             "--exec-root": self.folder / "exec",
             "--pidfile": self.folder / "pid",
@@ -74,6 +80,15 @@ class PrivateEngine:
             assert time.monotonic() < deadline
             assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
             time.sleep(0.2)
+
+    def _identity(self):
+        """Before Docker 23 the engines of a host share their id, unless they are told not to."""
+        said = subprocess.check_output([needs("dockerd"), "--version"], text=True)
+        if int(re.search(r"version (\d+)", said)[1]) >= 23:
+            return {}
+        file = self.folder / "daemon.json"
+        file.write_text(json.dumps({"deprecated-key-path": str(self.folder / "key.json")}))
+        return {"--config-file": file}
 
     def docker(self, *arguments, check=True, **options):
         command = ["docker", "--host", self.url, *arguments]
@@ -148,3 +163,84 @@ def test_a_job_goes_on_when_its_engine_is_killed_and_started_again(
         assert "The sandbox was lost" in told
     assert not private.docker("ps", "--all", "--quiet").stdout
     private.stop()
+
+
+class Yards(Yard):
+    """Workers on the private engine and on the ordinary one, and a store whose time can be set."""
+
+    def __init__(self, home, job, private, monkeypatch):
+        self.skipped_s = 0.0
+        super().__init__(home, Forgetful(clock=lambda: time.time() + self.skipped_s), job)
+        self.urls = {"private": private.url, "ordinary": os.environ.get("DOCKER_HOST")}
+        self.monkeypatch = monkeypatch
+
+    def on(self, engine, name):
+        """A worker on that engine; what runs at the same time must be on the same."""
+        url = self.urls[engine]
+        if url:
+            self.monkeypatch.setenv("DOCKER_HOST", url)
+        else:
+            self.monkeypatch.delenv("DOCKER_HOST")
+        return self.station(name)
+
+    def lose_a_worker(self, job_id):
+        """Let a worker on the private engine begin the second call of a job, and be lost in it."""
+        statuses = []
+        station = self.on("private", "lost")
+        working = threading.Thread(target=lambda: statuses.append(station.work_next().status))
+        working.start()
+        self.until_called(job_id, 2)
+        self.store.is_away = True
+        working.join(LEASE_S + 5)
+        self.store.is_away = False
+        assert statuses == [Status.RUNNING]
+        time.sleep(LEASE_S)
+        assert not self.store.get(job_id).is_held
+
+
+@pytest.fixture
+def yards(private, tmp_path, monkeypatch, job):
+    private.start()
+    made = Yards(tmp_path, job, private, monkeypatch)
+    yield made
+    private.stop()
+
+
+def test_a_job_whose_engine_is_gone_for_good_goes_on_with_its_files_on_another(private, yards):
+    job_id = yards.submit(*STEPS)
+    yards.lose_a_worker(job_id)
+    first = yards.on("private", "same").engine_id()
+    private.kill()
+    with pytest.raises(EngineUnavailable):
+        yards.on("private", "same").work_next()
+    two = yards.on("ordinary", "two")
+    assert two.work_next() is None  # the other engine may come back
+    yards.skipped_s += PREFERRED_S
+    assert two.work_next().status is Status.SUCCEEDED
+    events, found = yards.store.events(job_id), yards.store.get(job_id)
+    assert [e.engine for e in events if e.kind == "opened"] == [first, two.engine_id()]
+    assert first != two.engine_id() == found.engine
+    assert found.job.answer == "the end"
+    results = [e.result.status for e in events if e.kind == "result"]
+    assert results == [ResultStatus.OK, ResultStatus.UNKNOWN, ResultStatus.OK]
+    assert yards.log(job_id) == "ac?"
+    (told,) = [e.text for e in events if e.kind == "notice"]
+    assert "except the input files, log, which were restored" in told
+    assert [a.ending for a in yards.store.attempts(job_id)] == ["lost", "finished"]
+    private.start()
+    yards.on("private", "back").reap()
+    assert not private.docker("ps", "--all", "--quiet").stdout
+
+
+def test_a_job_is_left_to_the_workers_on_the_engine_that_has_its_variables(private, yards):
+    job_id = yards.submit(*STEPS)
+    yards.lose_a_worker(job_id)
+    near = yards.on("private", "near")
+    yards.store.see(near.seen())
+    far = yards.on("ordinary", "far")
+    yards.store.see(far.seen())
+    yards.skipped_s += PREFERRED_S - 30
+    assert far.work_next() is None
+    assert yards.on("private", "near").work_next().status is Status.SUCCEEDED
+    assert yards.log(job_id) == "abc2"
+    assert yards.store.get(job_id).engine == near.engine_id()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import threading
@@ -14,6 +13,7 @@ import pytest
 
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
+from sandbox.errors import EngineUnavailable
 from sandbox.types import Outcome, SandboxSpec
 from worker import assembly
 from worker.errors import Cancelled, SchemaMismatch, Stop, StoreUnavailable
@@ -356,13 +356,25 @@ def test_after_its_end_nothing_but_a_remark_is_added(yard):
     assert run.job.answer == "42"
 
 
-def test_a_job_is_cancelled_while_it_waits_for_its_engine(yard, monkeypatch, caplog):
+class Parting(MemoryStore):
+    """A store whose workers lose their engine in the moment in which they get a job."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.setenv = monkeypatch.setenv
+
+    def claim_next(self, *arguments):
+        claim = super().claim_next(*arguments)
+        self.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+        return claim
+
+
+@pytest.mark.engine
+def test_a_job_is_cancelled_while_it_waits_for_its_engine(yard, monkeypatch):
+    yard.store = Parting(monkeypatch)
     job_id = yard.submit(*STEPS)
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    station = yard.station("one")
-    station.engine_id = "known before it went"
     yard.store.request_cancel(job_id)
-    assert station.work_next().status is Status.CANCELLED
+    assert yard.station("one").work_next().status is Status.CANCELLED
     assert yard.kinds(job_id)[-1] == "ended"
 
 
@@ -457,6 +469,19 @@ def test_an_input_that_is_not_here_is_named(yard):
 
 
 @pytest.mark.engine
+def test_a_worker_whose_engine_went_away_takes_no_job(yard, monkeypatch):
+    station = yard.station("one")
+    assert station.work_next() is None
+    job_id = yard.submit(*STEPS)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(EngineUnavailable):
+        station.work_next()
+    with pytest.raises(EngineUnavailable):
+        station.seen()
+    assert not yard.store.attempts(job_id)
+
+
+@pytest.mark.engine
 def test_a_job_is_cancelled_in_the_middle_of_a_cell_within_a_second_or_two(yard, containers):
     job_id = yard.submit(python("import time; time.sleep(60)"), STEPS[-1])
     working = threading.Thread(target=yard.station("one").work_next)
@@ -470,16 +495,12 @@ def test_a_job_is_cancelled_in_the_middle_of_a_cell_within_a_second_or_two(yard,
     assert not containers(job_id)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_engine_that_stays_away_is_named_in_the_end(yard, monkeypatch, caplog):
+@pytest.mark.engine
+def test_an_engine_that_stays_away_is_named_in_the_end(yard, monkeypatch):
+    yard.store = Parting(monkeypatch)
     job_id = yard.submit(*STEPS)
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     settings = yard.settings.model_copy(update={"engine_wait_s": 0.1})
-    station = yard.station("one", settings=settings)
-    station.engine_id = "known before it went"
-    assert station.work_next().status is Status.DEAD
-    caplog.clear()  # its records hold the errors, and those the frames
-    gc.collect()  # docker-py leaves the socket of a failed connection to the collector
+    assert yard.station("one", settings=settings).work_next().status is Status.DEAD
     job = yard.store.get(job_id).job
     assert job.error.type == "EngineUnavailable"
     assert "/nowhere/docker.sock" in job.error.message
