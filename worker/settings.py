@@ -140,7 +140,7 @@ Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 def _known_tools(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in TOOLS:
-            near = _nearest(name, TOOLS)
+            near = nearest(name, TOOLS)
             raise ValueError(f"there is no tool {name!r}{near}; known: {', '.join(TOOLS)}")
     return names
 
@@ -390,7 +390,9 @@ class Settings(BaseSettings):
         """These settings with those that a job brings. Raises `SettingsInvalid`."""
         foreign = next((name for name in options if name not in JOB_SETTINGS), None)
         if foreign is not None:
-            raise SettingsInvalid(f"{foreign} is no setting that a job may bring")
+            raise SettingsInvalid(
+                f"{foreign} is no setting that a job may bring{nearest(foreign, JOB_SETTINGS)}"
+            )
         own = {name: getattr(self, name) for name in self.model_fields_set}
         try:
             return Settings(**{**own, **options})
@@ -544,7 +546,7 @@ def _environment_layers() -> list[tuple[dict[str, Any], str]]:
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             bare = name.upper().removeprefix(PREFIX)
-            near = _nearest(bare, Settings.model_fields, PREFIX)
+            near = nearest(bare, Settings.model_fields, PREFIX)
             raise SettingsInvalid(f"{name}: no such setting{near}")
     foreign = {key: os.environ[var] for var, key in _FOREIGN.items() if os.environ.get(var)}
     try:
@@ -575,11 +577,11 @@ def _secret(variable: str) -> str:
 def _refuse_unknown(layer: Mapping[str, Any], origin: str) -> None:
     for name in layer:
         if name not in Settings.model_fields:
-            nearest = _nearest(name, Settings.model_fields)
-            raise SettingsInvalid(f"{name} ({origin}): no such setting{nearest}")
+            near = nearest(name, Settings.model_fields)
+            raise SettingsInvalid(f"{name} ({origin}): no such setting{near}")
 
 
-def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Ask whether a name was meant that is really like it; with a prefix it is a variable's."""
     bare, names = name.lower(), list(known)
     close = [k for k in names if len(bare) >= _TELLING and k.startswith(bare)]

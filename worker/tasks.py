@@ -8,6 +8,7 @@
 * The last positional argument, or `goal=…`, is the goal. What a task before it in a chain
   returned comes first and becomes part of what the agent is told: in the goal when it is short, as
   a file of the workspace when it is long. `run.si(…)` leaves it out.
+* Settings of the job go into `options={"max_steps": 5}`; `worker.step.Step` has all arguments.
 * It returns a dict with the fields of `worker.delivery.JobResult`, or raises `JobFailed` when the
   job has no answer (with `raise_on_failure=False` it returns that, too).
 * A task is one job, however often its message is delivered; the job's id is the task's, or is made
@@ -23,17 +24,14 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from celery import Task, signals
+from celery import Task, current_task, signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.states import READY_STATES
-from pydantic import Field, ValidationError
 
 from sandbox.errors import SandboxError
 from worker import draining
@@ -45,8 +43,10 @@ from worker.celery_app import (
     RUN,
     SWEEP,
     app,
+    check_broker,
     connect,
     in_force,
+    lenient,
     publish_bells,
     waiting,
 )
@@ -69,9 +69,10 @@ from worker.errors import (
     JobUnknown,
     StoreUnavailable,
 )
-from worker.messages import Record, Status, Wire
+from worker.messages import Status, Wire
 from worker.settings import Settings
 from worker.station import Station, Worked
+from worker.step import Step, check_step, read_step
 from worker.store.base import Store
 from worker.store.blobs import Blobs
 from worker.store.database import open_store
@@ -144,7 +145,7 @@ def ring() -> None:
 
 def _pass_on(own: _Own, worked: Worked) -> None:
     """After a job: tell the pipeline that waits for it, and wake somebody for what waits."""
-    with connect(own.settings) as connection, _lenient():
+    with connect(own.settings) as connection, lenient():
         if worked.status.is_final:
             place = own.store.order(worked.job_id).deliver
             if place is not None:
@@ -153,23 +154,12 @@ def _pass_on(own: _Own, worked: Worked) -> None:
             publish_bells(connection, 1)
 
 
-@contextmanager
-def _lenient() -> Iterator[None]:
-    """Within, a broker may fail: the sweep sends again what was not sent."""
-    try:
-        yield
-    except (CaissonError, SandboxError):
-        raise
-    except Exception as error:  # noqa: BLE001 - every driver has its own, and all mean the same
-        _log.warning("the broker cannot be reached: %s", error)
-
-
 @app.task(name=SWEEP, ignore_result=True, shared=False)  # type: ignore[untyped-decorator]
 def sweep() -> None:
     """See `sweep_now`."""
     try:
         own = _own()
-        with _lenient():
+        with lenient():
             sweep_now(own.settings, own.store)
     except CaissonError as error:
         _log.warning("no sweep: %s", error)
@@ -191,20 +181,6 @@ def sweep_now(settings: Settings, store: Store) -> int:
 
 
 # ---- a job as one step of a pipeline
-
-
-class Step(Record):
-    """What `run` takes."""
-
-    goal: str
-    data: Any = Field(None, description="what the task before it returned")
-    files: tuple[Path, ...] = Field((), description="paths where the worker is")
-    mounts: tuple[Path, ...] = Field((), description="paths where the worker is")
-    options: Wire = Field(default_factory=dict, description="settings of a job, by their names")
-    replay: Path | None = None
-    idempotency_key: str | None = None
-    priority: int = Field(0, ge=-100, le=100)
-    raise_on_failure: bool = True
 
 
 class PipelineTask(Task):  # type: ignore[misc]
@@ -235,9 +211,29 @@ class PipelineTask(Task):  # type: ignore[misc]
         return later
 
 
-@app.task(base=PipelineTask, bind=True, name=RUN, shared=False)  # type: ignore[untyped-decorator]
+class RunTask(PipelineTask):
+    """Refuses at once what cannot be run or sent, where a person may still do something about it.
+
+    Within a worker nothing is asked: there, a failure is the task's own and belongs to its result.
+    """
+
+    def signature(self, args: Any = None, *more: Any, **options: Any) -> Any:  # noqa: ANN401
+        check_step(args or (), (more[0] if more else options.get("kwargs")) or {})
+        return super().signature(args, *more, **options)
+
+    subtask = signature
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:  # noqa: ANN401
+        """Send it. Raises `InputInvalid`, and `BrokerUnavailable` within three seconds."""
+        if not current_task:
+            read_step(args or (), kwargs or {})
+            check_broker(in_force())  # Celery would try for 20 s, and then complain of results
+        return super().apply_async(args, kwargs, **options)
+
+
+@app.task(base=RunTask, bind=True, name=RUN, shared=False)  # type: ignore[untyped-decorator]
 def run(self: PipelineTask, *texts: Any, **fields: Any) -> NoReturn:  # noqa: ANN401
-    """Let an agent work on a goal; see this module, and `Step` for the arguments."""
+    """Let an agent work on a goal; see this module, and `worker.step.Step` for the arguments."""
     step = read_step(texts, fields)
     place = place_of(self.request, raise_on_failure=step.raise_on_failure)
     try:
@@ -250,24 +246,6 @@ def run(self: PipelineTask, *texts: Any, **fields: Any) -> NoReturn:  # noqa: AN
     except (StoreUnavailable, BrokerUnavailable) as error:
         raise self.again(error) from error
     raise Ignore  # the result comes with the end of the job
-
-
-def read_step(texts: Sequence[Any], fields: Wire) -> Step:
-    """The arguments of `run`. Raises `InputInvalid`, in one line."""
-    given, rest = dict(fields), list(texts)
-    if "goal" not in given and rest:
-        given["goal"] = rest.pop()
-    if rest and "data" not in given:
-        given["data"] = rest.pop()
-    if rest:
-        raise InputInvalid("worker.tasks.run takes a goal and what the task before it returned")
-    try:
-        return Step.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        why = first["msg"][0].lower() + first["msg"][1:]
-        raise InputInvalid(f"worker.tasks.run: {where}: {why}") from None
 
 
 def _job_of(task_id: str, step: Step, place: Wire, own: _Own) -> str:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
 
 from tests.queue import pipeline
 from tests.queue.conftest import Place, eventually, recording
@@ -18,8 +19,9 @@ from tests.services import PostgresServer
 from worker import celery_app
 from worker.cancelling import cancel
 from worker.delivery import JobFailed, JobResult, job_id_of, tell
-from worker.errors import InputInvalid
+from worker.errors import BrokerUnavailable, InputInvalid
 from worker.messages import Status
+from worker.settings import Settings
 from worker.tasks import run
 
 WAIT_S = 40
@@ -194,9 +196,10 @@ def test_much_data_becomes_a_file(stage):
     assert "5000" in shown[0]
 
 
-def test_wrong_arguments_are_said_in_one_line(stage):
-    result = stage.bound(run.s("do it", colour="red")).apply_async()
-    with pytest.raises(InputInvalid, match=r"worker\.tasks\.run: colour"):
+def test_wrong_arguments_of_whoever_knows_our_task_by_name_alone_are_its_failure(stage):
+    wrong = {"args": ["do it"], "kwargs": {"colour": "red"}, "queue": celery_app.PIPELINE}
+    result = stage.app.signature(celery_app.RUN, **wrong).apply_async()
+    with pytest.raises(InputInvalid, match=r"worker\.tasks\.run: there is no argument 'colour'"):
         result.get(timeout=WAIT_S)
 
 
@@ -234,6 +237,61 @@ def test_revoking_a_task_cancels_its_job(stage):
     with pytest.raises(TaskRevokedError):
         result.get(timeout=WAIT_S)
     eventually(lambda: is_told(stage.place, result.id), 30, PAUSE_S)
+
+
+# ---- what is wrong where a pipeline is written
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process without a worker, whose settings are these."""
+    celery_app._in_force.clear()
+    yield lambda **settings: celery_app.use(Settings(data_dir=tmp_path, **settings))
+    celery_app._in_force.clear()
+
+
+def refused(send):
+    """What is said within two seconds, as one error without others before it."""
+    started = time.monotonic()
+    with pytest.raises(OperationalError) as caught:
+        send()
+    assert time.monotonic() - started < 2
+    assert isinstance(caught.value, BrokerUnavailable)
+    assert caught.value.__context__ is None
+    return str(caught.value)
+
+
+def test_without_a_worker_a_task_is_refused_at_once_with_the_remedies(alone, tmp_path):
+    alone()
+    for send in (run.delay, run.s("do it").delay, lambda *_: chain(run.s("do it")).delay()):
+        said = refused(lambda send=send: send("do it"))
+        assert said.startswith(f"no worker runs at {tmp_path}, and so no broker; ")
+        assert "caisson worker" in said
+        assert "CAISSON_BROKER_URL" in said
+
+
+@pytest.mark.parametrize("kind", ["redis", "amqp"])
+def test_a_task_for_a_broker_that_is_away_is_refused_without_its_password(alone, kind):
+    alone(broker_url=f"{kind}://me:s3cret@127.0.0.1:1/")
+    said = refused(lambda: run.delay("do it"))
+    assert f"the broker {kind}://me:***@127.0.0.1:1/ cannot be reached" in said
+
+
+def test_wrong_arguments_are_refused_where_they_are_written():
+    with pytest.raises(InputInvalid, match="did you mean files"):
+        run.s("do it", file=["a.csv"])
+    with pytest.raises(InputInvalid, match="files must be a list of paths"):
+        run.si("do it", files="a.csv")
+    with pytest.raises(InputInvalid, match="goal is missing"):
+        run.s(files=["a.csv"]).delay()
+
+
+def test_settings_are_taken_once_in_a_process(alone, tmp_path):
+    alone()
+    alone()
+    with pytest.raises(RuntimeError, match="this process has other settings already"):
+        alone(broker_url="redis://127.0.0.1:1/")
+    assert celery_app.in_force() == Settings(data_dir=tmp_path)
 
 
 # ---- messages that are delivered again; ids; outages
