@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from sandbox.types import FileInfo
+from sandbox.types import Execution, FileInfo
 from worker.messages import (
     Artifact,
     ArtifactsAdded,
@@ -27,6 +28,10 @@ from worker.messages import (
     ToolCall,
     ToolResult,
 )
+
+T = TypeVar("T")
+
+_WHOLE = {ResultStatus.OK, ResultStatus.ERROR}  # the call has run to its end
 
 
 @dataclass(slots=True)
@@ -58,10 +63,15 @@ class Turn:
 class History:
     """The job and its events. Only `add` changes it, and only by one more event.
 
+    Sums are kept as events come, so that a step costs the same however long the job has gone on.
+    They follow from the events: a history that is read again has the same ones.
+
     `place` names the sandbox it is in, `is_moved` says that it had another before. `uncollected`
     are the files that calls have reported as new or changed since they were last taken out;
     `collected_bytes` counts each version that was. `latest` are the artefacts by their names in
-    the workspace, the one that was taken last at the end.
+    the workspace, the one that was taken last at the end. `tool_calls` were begun; `lost_names` are
+    the variables that went with an interpreter. `counted` is the last reply of which is known both
+    how large its request was and how many tokens that were.
     """
 
     def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
@@ -76,8 +86,14 @@ class History:
         self.collected_bytes = 0
         self.started_at: float | None = None
         self.waited_s = 0.0
+        self.tool_calls = 0
+        self.lost_names: tuple[str, ...] = ()
+        self.counted: Reply | None = None
         self._spilled: set[str] = set()
+        self._calls: dict[str, ToolCall] = {}
         self._numbers: dict[str, int] = {}
+        self._results: dict[int, ToolResult] = {}
+        self._views: dict[Callable[[History], Any], Any] = {}
         for event in events:
             self.add(event)
 
@@ -90,6 +106,7 @@ class History:
             case ReplyAdded():
                 self._add_reply(event.reply)
             case CallStarted():
+                self.tool_calls += event.call_id not in self.turns[-1].begun
                 self.turns[-1].begun[event.call_id] = event
             case ResultAdded():
                 self._add_result(event.result)
@@ -107,16 +124,26 @@ class History:
     def _add_reply(self, reply: Reply) -> None:
         self.turns.append(Turn(reply))
         self.waited_s += reply.waited_s
+        if reply.request_chars and reply.usage.input_tokens:
+            self.counted = reply
         for call in reply.calls:
+            self._calls[call.id] = call
             self._numbers[call.id] = len(self._numbers) + 1
 
     def _add_result(self, result: ToolResult) -> None:
         self.turns[-1].results[result.call_id] = result
-        if result.execution and result.execution.output_file:  # not made by the job
-            self._spilled.add(result.execution.output_file)
+        self._results[self._numbers[result.call_id]] = result
+        if done := result.execution:
+            self._add_execution(done, is_whole=result.status in _WHOLE)
         made = {file.name: file for file in result.files if file.name not in self._spilled}
         self.uncollected.update(made)
-        if result.status in {ResultStatus.OK, ResultStatus.ERROR} and result.execution:
+
+    def _add_execution(self, done: Execution, *, is_whole: bool) -> None:
+        if done.output_file:  # not made by the job
+            self._spilled.add(done.output_file)
+        if done.lost_names:
+            self.lost_names += done.lost_names
+        if is_whole:
             self.losses_in_a_row = 0
 
     def _add_artifacts(self, event: ArtifactsAdded) -> None:
@@ -144,25 +171,31 @@ class History:
         notices = (n for turn in self.turns[-2:] for n in turn.notices if n.landing)
         return next(notices, None)
 
-    @property
-    def tool_calls(self) -> int:
-        """How many calls were begun."""
-        return sum(len(turn.begun) for turn in self.turns)
-
     def number(self, call_id: str) -> int:
         """The number of a call, as the model is told it: 1 is the first of the job."""
         return self._numbers[call_id]
 
     def call(self, call_id: str) -> ToolCall:
         """The call of that id. Raises `KeyError`."""
-        calls = {call.id: call for turn in self.turns for call in turn.calls}
-        return calls[call_id]
+        return self._calls[call_id]
+
+    def result(self, number: int) -> ToolResult | None:
+        """The result of the call of that number, if it has one."""
+        return self._results.get(number)
 
     def results(self) -> Iterator[tuple[int, ToolResult]]:
         """Every result with the number of its call, oldest first."""
-        for turn in self.turns:
-            for result in turn.results.values():
-                yield self._numbers[result.call_id], result
+        yield from self._results.items()
+
+    def view(self, kind: Callable[[History], T]) -> T:
+        """What `kind` makes of this history. It is made once, and grows with the history.
+
+        It must follow from the events alone, for it is not stored.
+        """
+        if kind not in self._views:
+            self._views[kind] = kind(self)
+        found: T = self._views[kind]
+        return found
 
     def renamed(self, reply: Reply) -> Reply:
         """Give the calls of a new reply ids of our own.

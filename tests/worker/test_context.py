@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.context import Window, chars_of, check_request, fit, groups_of, tokens_per_char
+from worker.context import Window, fit, tokens_per_char
+from worker.conversation import Conversation, chars_of, check_request
 from worker.errors import ContextTooLong, RequestInvalid, Stop
 from worker.history import History
 from worker.messages import (
@@ -87,9 +88,9 @@ def test_what_fits_is_sent_whole():
 
 
 def test_old_results_are_cleared_before_steps_are_left_out():
-    head, groups = groups_of(history_of([([2000], False)] * 6))
-    room = chars_of(head) + sum(chars_of(g) for g in groups) - 1500
-    messages = fit(head, groups, room)
+    said = Conversation(history_of([([2000], False)] * 6))
+    said.grow()
+    messages = fit(said, said.chars() - 1500).messages
     assert len(messages) == 14
     assert "cleared" in messages[3].text
     assert "yyy" in messages[5].text
