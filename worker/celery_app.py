@@ -51,6 +51,10 @@ class NotReached(BrokerUnavailable, OperationalError):
     """No broker answers, said to callers of ours as well as to those who know Celery alone."""
 
 
+class NoWorker(NotReached):
+    """There is no broker because no worker runs that would have started it."""
+
+
 class Caisson(Celery):  # type: ignore[misc]
     """Celery with our own way of stopping a worker."""
 
@@ -247,6 +251,17 @@ def _reach(connection: Connection) -> None:
     )
 
 
+def broker_fault(settings: Settings) -> str:
+    """Why no worker hears of a job although it may run, in one line; empty: nothing is known."""
+    try:
+        check_broker(settings)
+    except NoWorker:
+        return ""
+    except BrokerUnavailable as error:
+        return str(error)
+    return ""
+
+
 def publish_bells(connection: Connection, times: int) -> None:
     for _ in range(times):
         app.send_task(
@@ -307,7 +322,7 @@ def _check_embedded(settings: Settings) -> None:
         return
     fault = EmbeddedBroker(settings.home).fault()
     if fault is None:
-        raise NotReached(
+        raise NoWorker(
             f"no worker runs at {settings.home}, and so no broker; start a worker: "
             "caisson worker; or set CAISSON_BROKER_URL"
         )

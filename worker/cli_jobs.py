@@ -40,20 +40,21 @@ def jobs(
     with open_jobs() as opened:
         found = opened.store.jobs(wanted, most + 1)
         workers = opened.store.workers()
+        fault = opened.broker_fault(found[:most], workers)
     if as_json:
-        print(json.dumps([_listed(one, workers) for one in found[:most]]), flush=True)
+        print(json.dumps([_listed(one, workers, fault) for one in found[:most]]), flush=True)
         return Exit.ANSWERED
     from worker.listing import workers_text, write_jobs
     from worker.terminal import make_console
 
     if found:
-        write_jobs(make_console(), found[:most], workers, time.time())
+        write_jobs(make_console(), found[:most], workers, time.time(), fault)
         print()
     else:
         print(f"no job is {wanted}" if wanted else "no jobs yet; submit one: caisson submit GOAL")
     if len(found) > most:
         print("there are older ones; --limit N shows more")
-    print(workers_text(workers), flush=True)
+    print(workers_text(workers, fault), flush=True)
     return Exit.ANSWERED
 
 
@@ -68,7 +69,7 @@ def _status(text: str | None) -> Status | None:
         raise InputInvalid(f"--status {text}: must be one of {', '.join(Status)}") from None
 
 
-def _listed(found: Listed, workers: tuple[WorkerSeen, ...]) -> Wire:
+def _listed(found: Listed, workers: tuple[WorkerSeen, ...], broker_fault: str) -> Wire:
     """A job as programs are given it in a list."""
     from worker.following import waits_for
 
@@ -84,7 +85,7 @@ def _listed(found: Listed, workers: tuple[WorkerSeen, ...]) -> Wire:
         "created_at": found.created_at,
         "ended_at": found.ended_at,
         "worker": found.worker if found.is_held else None,
-        "waits_for": waits_for(found, workers) if is_waiting else None,
+        "waits_for": waits_for(found, workers, broker_fault) if is_waiting else None,
         "is_cancelling": found.is_cancelling,
     }
 
@@ -101,10 +102,12 @@ def show(job_id: JobId, *, as_json: AsJson = False) -> int:
             return Exit.ANSWERED
         attempts = opened.store.attempts(found.job.id)
         workers = opened.store.workers()
-    from worker.listing import write_job
+        is_over = found.job.status.is_final
+        fault = "" if is_over else opened.broker_fault([found], workers)
+    from worker.listing import note, write_job
     from worker.terminal import make_console
 
-    write_job(make_console(), found, attempts, workers, time.time())
+    write_job(make_console(), found, attempts, note(found, workers, fault), time.time())
     return Exit.ANSWERED
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ from worker.errors import InputInvalid, JobUnknown
 if TYPE_CHECKING:
     from worker.following import Viewer
     from worker.settings import Settings
-    from worker.store.base import Listed, Store
+    from worker.store.base import Listed, Store, WorkerSeen
     from worker.store.blobs import Blobs
 
 _KNOWN = 1000  # jobs among which a part of an id is looked for
@@ -36,6 +36,7 @@ class Jobs:
 
     store: Store
     blobs: Blobs
+    settings: Settings
 
     def find(self, text: str) -> Listed:
         """The one job that is meant. Raises `InputInvalid`, which names the nearest."""
@@ -47,6 +48,13 @@ class Jobs:
         if len(meant) != 1:
             raise InputInvalid(_unknown(text, known, meant))
         return self.store.get(meant[0])
+
+    def broker_fault(self, found: Iterable[Listed], workers: Iterable[WorkerSeen]) -> str:
+        """Why workers do not hear of these jobs; asked only where it may be the reason."""
+        from worker.following import hears_of_bells
+
+        is_asked = not any(True for _ in workers) or any(map(hears_of_bells, found))
+        return broker_fault(self.settings) if is_asked else ""
 
 
 def _is_part(text: str, job_id: str) -> bool:
@@ -77,9 +85,22 @@ def open_jobs(settings: Settings | None = None) -> Iterator[Jobs]:
     with Activity(make_console(sys.stderr)).during_long("waiting for the database"):
         store = open_store(settings.database)
     try:
-        yield Jobs(store, Blobs(settings.home / "blobs"))
+        yield Jobs(store, Blobs(settings.home / "blobs"), settings)
     finally:
         store.close()
+
+
+def broker_fault(settings: Settings) -> str:
+    """Why the broker takes no messages, in one line; empty: it does, or a worker must start it."""
+    from worker.broker import EmbeddedBroker, is_embedded
+    from worker.terminal import Activity, make_console
+
+    if is_embedded(settings):
+        return EmbeddedBroker(settings.home).fault() or ""
+    with Activity(make_console(sys.stderr)).during_long("asking the broker"):
+        from worker.celery_app import broker_fault as ask
+
+        return ask(settings)
 
 
 def follow(jobs: Jobs, job_id: str, viewer: Viewer) -> Listed | None:
@@ -88,4 +109,5 @@ def follow(jobs: Jobs, job_id: str, viewer: Viewer) -> Listed | None:
     from worker.stopping import stoppable
 
     with stoppable() as is_stopped:
-        return Follower(jobs.store, job_id, viewer).follow(is_stopped)
+        follower = Follower(jobs.store, job_id, viewer, lambda: broker_fault(jobs.settings))
+        return follower.follow(is_stopped)

@@ -85,10 +85,10 @@ def submit(
     if replay is None and not loaded.settings.model:
         tell("no model is chosen here (CAISSON_MODEL or --model): the worker's own will be asked")
     with open_jobs(loaded.settings) as jobs:
-        job_id = _submit(what, loaded.settings, jobs)
+        job_id, is_rung = _submit(what, loaded.settings, jobs)
         if wait:
             return _wait(jobs, job_id, record, as_json=as_json)
-        _say(jobs, jobs.store.get(job_id), as_json=as_json)
+        _say(jobs, jobs.store.get(job_id), is_rung=is_rung, as_json=as_json)
     return Exit.ANSWERED
 
 
@@ -108,9 +108,9 @@ def _check_asked(
     check_writable(record)
 
 
-def _submit(what: Submission, settings: Settings, jobs: Jobs) -> str:
-    """Keep the job and ring for a worker; those that do not hear it look by themselves."""
-    from worker.celery_app import ring
+def _submit(what: Submission, settings: Settings, jobs: Jobs) -> tuple[str, bool]:
+    """Keep the job and ring for a worker; returns its id, and whether no broker was in the way."""
+    from worker.celery_app import NoWorker, ring
     from worker.errors import BrokerUnavailable
     from worker.submission import submit as keep
     from worker.terminal import Activity, make_console
@@ -120,34 +120,40 @@ def _submit(what: Submission, settings: Settings, jobs: Jobs) -> str:
         job_id = keep(what, settings, jobs.store, jobs.blobs)
     if job_id != what.id:
         tell(f"job {job_id} has this idempotency key already; nothing new was submitted")
-        return job_id
+        return job_id, True
     try:
         with activity.during_long("ringing for a worker"):
             ring(settings)
+    except NoWorker:  # which is said in other words
+        return job_id, True
     except BrokerUnavailable as error:
-        if settings.broker_url is not None:  # else no worker runs, which is said in other words
-            tell(f"the job is stored, and a worker will find it; {error}")
+        tell(f"the job is stored, and a worker will find it; {error}")
+        return job_id, False
     except KeyboardInterrupt:
         tell(f"the job is stored; end it with: caisson cancel {job_id}")
         raise
-    return job_id
+    return job_id, True
 
 
-def _say(jobs: Jobs, found: Listed, *, as_json: bool) -> None:
-    """Print the id, and beside it how the job stands and what a person may do next."""
+def _say(jobs: Jobs, found: Listed, *, is_rung: bool, as_json: bool) -> None:
+    """Print the id, and beside it how the job stands and what a person may do next.
+
+    Where the broker was in the way, that was said, and no worker is to blame.
+    """
     from worker.listing import note
 
     job, workers = found.job, jobs.store.workers()
     if as_json:
         print(json.dumps(job.summary()), flush=True)
-        if not workers and not job.status.is_final:
+        if is_rung and not workers and not job.status.is_final:
             tell(note(found, workers))
         return
     print(job.id, flush=True)
     if job.status.is_final:
         tell(f"it is over: {job.status}; look at it: caisson show {job.id}")
     else:
-        tell(f"{note(found, workers)}; watch it: caisson watch {job.id}")
+        standing = f"{note(found, workers)}; " if is_rung else ""
+        tell(f"{standing}watch it: caisson watch {job.id}")
 
 
 def _wait(jobs: Jobs, job_id: str, record: Path | None, *, as_json: bool) -> int:

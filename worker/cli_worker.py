@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from worker.cli_options import DONE_CODES, Exit
+from worker.cli_store import broker_fault
 from worker.errors import CaissonError, Infrastructure, InputInvalid, UsageError
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ def _check(settings: Settings, *, as_json: bool) -> int:
 def _health(settings: Settings) -> str:
     """Say that a worker of this host consumes, and its engine answers.
 
-    Raises `Infrastructure` or `EngineUnavailable`.
+    Raises `Infrastructure` or `EngineUnavailable`; a broker that is away is named before workers,
+    which cannot consume without it.
     """
     from contextlib import closing
 
@@ -175,6 +177,8 @@ def _health(settings: Settings) -> str:
     finally:
         store.close()
     if not seen:
+        if fault := broker_fault(settings):
+            raise Infrastructure(fault)
         raise Infrastructure(f"no worker on {host} has taken part for {SEEN_WITHIN_S:g} s")
     return f"{len(seen)} on {host}: {', '.join(worker.name for worker in seen)}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Event as Flag
 from typing import Protocol
@@ -16,6 +16,8 @@ from worker.store.base import Attempt, Listed, Store, WorkerSeen
 CANCELLER = "cancel"  # who claims a job only to end it
 _POLL_S = 0.25
 _PATIENCE_S = 60.0  # for a store that is away: a server may only be starting anew
+_ASK_S = 5.0  # how often a broker is asked whether it answers
+_ASK_AFTER_S = 1.0  # most jobs are taken at once
 _NO_WORKER = "a worker; none runs (caisson worker starts one)"
 
 
@@ -38,11 +40,15 @@ class Viewer(Protocol):
 
 @dataclass
 class Follower:
-    """Shows one job from its first event to its last; reads no event twice."""
+    """Shows one job from its first event to its last; reads no event twice.
+
+    `ask_broker` says why the broker takes no messages; it may take its time.
+    """
 
     store: Store
     job_id: str
     viewer: Viewer
+    ask_broker: Callable[[], str] = str
     poll_s: float = _POLL_S
     patience_s: float = _PATIENCE_S
     _seen: int = 0
@@ -50,6 +56,8 @@ class Follower:
     _attempts: tuple[Attempt, ...] = ()
     _named: int = 1  # attempts that need no more words; the first never does
     _away_since: float | None = None
+    _fault: str = ""  # of the broker
+    _ask_at: float = field(default_factory=lambda: time.monotonic() + _ASK_AFTER_S)
     _history: History = field(init=False)
 
     def follow(self, is_stopped: Flag) -> Listed | None:
@@ -104,7 +112,14 @@ class Follower:
             return "the database does not answer", True
         if listed.is_held or events or listed.job.status.is_final:
             return "", False
-        return f"it waits for {waits_for(listed, self.store.workers())}", True
+        fault = self._broker_fault() if hears_of_bells(listed) else ""
+        return f"it waits for {waits_for(listed, self.store.workers(), fault)}", True
+
+    def _broker_fault(self) -> str:
+        if time.monotonic() >= self._ask_at:
+            self._fault = self.ask_broker()
+            self._ask_at = time.monotonic() + _ASK_S
+        return self._fault
 
     def _tell(self, what: str, *, is_waiting: bool) -> None:
         if (self._seen, what) != self._told:
@@ -141,12 +156,20 @@ def doing(history: History) -> str:
     return f"{begun[0]} runs" if begun else "a call is about to run"
 
 
-def waits_for(listed: Listed, workers: Iterable[WorkerSeen]) -> str:
+def hears_of_bells(listed: Listed) -> bool:
+    """Whether a job waits for no more than a worker, which a broker has to tell."""
+    is_over = listed.is_held or listed.job.status.is_final
+    return not is_over and listed.job.status is not Status.WAITING and not listed.waits_for
+
+
+def waits_for(listed: Listed, workers: Iterable[WorkerSeen], broker_fault: str = "") -> str:
     """Why nobody works on a job that is not over, in a few words."""
     if listed.job.status is Status.WAITING:
         return "a decision"
     if listed.waits_for:
         return listed.waits_for
+    if broker_fault:
+        return f"the broker; {broker_fault}"
     if not any(True for _ in workers):
         return _NO_WORKER
     return "another worker; its own was lost" if listed.job.status is Status.RUNNING else "a worker"

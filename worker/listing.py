@@ -37,10 +37,14 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 def write_jobs(
-    console: Console, jobs: Sequence[Listed], workers: Sequence[WorkerSeen], now: float
+    console: Console,
+    jobs: Sequence[Listed],
+    workers: Sequence[WorkerSeen],
+    now: float,
+    broker_fault: str = "",
 ) -> None:
     """One job a line; beside it, on a terminal below it, who has it or what it waits for."""
-    notes = [Text(safe(note(found, workers)), "dim") for found in jobs]
+    notes = [Text(safe(note(found, workers, broker_fault)), "dim") for found in jobs]
     rows = [_row(found, now, console) for found in jobs]
     titles = [Text(title, "dim") for title in ("id", "status", "steps", "age", "goal")]
     columns = list(zip(titles, *rows, strict=True))
@@ -90,19 +94,21 @@ def status_text(status: Status) -> Text:
     return Text.assemble((f"{sign} ", style), (status.value, style))
 
 
-def note(found: Listed, workers: Sequence[WorkerSeen]) -> str:
+def note(found: Listed, workers: Sequence[WorkerSeen], broker_fault: str = "") -> str:
     """Who works on a job, what it waits for, or why it failed."""
     if found.job.status.is_final:
         error = None if found.job.status is Status.CANCELLED else found.job.error
         return _one_line(error.message, _GOAL_CHARS) if error else ""
     if not found.is_held:
-        return f"waits for {waits_for(found, workers)}"
+        return f"waits for {waits_for(found, workers, broker_fault)}"
     ending = ", is being cancelled" if found.is_cancelling else ""
     return f"on {found.worker}{ending}"
 
 
-def workers_text(workers: Sequence[WorkerSeen]) -> str:
-    """Which workers were seen lately, and how to start one if there are none."""
+def workers_text(workers: Sequence[WorkerSeen], broker_fault: str = "") -> str:
+    """Which workers were seen lately, and what to do if there are none: mend the broker first."""
+    if broker_fault:
+        return f"{broker_fault}; until it does its work, workers begin no job"
     if not workers:
         return "no worker was seen in the last minute; start one with: caisson worker"
     names = ", ".join(worker.name for worker in workers)
@@ -130,12 +136,12 @@ def write_job(
     console: Console,
     found: Listed,
     attempts: Sequence[Attempt],
-    workers: Sequence[WorkerSeen],
+    standing: str,
     now: float,
 ) -> None:
-    """Everything about a job but its trace."""
+    """Everything about a job but its trace. `standing` is its `note`."""
     job = found.job
-    _write_facts(console, list(_facts(found, workers, now)))
+    _write_facts(console, list(_facts(found, standing, now)))
     if len(attempts) > 1:
         _write_attempts(console, attempts, now)
     write_section(console, "goal")
@@ -165,10 +171,10 @@ def _write_facts(console: Console, facts: Sequence[tuple[str, Text]]) -> None:
             console.print(Text.assemble((f"{name:<{width}}", "dim"), line), soft_wrap=True)
 
 
-def _facts(found: Listed, workers: Sequence[WorkerSeen], now: float) -> Iterator[tuple[str, Text]]:
+def _facts(found: Listed, standing: str, now: float) -> Iterator[tuple[str, Text]]:
     job = found.job
     yield "job", Text(safe(job.id), style="bold")
-    said = "" if job.status.is_final else f"  {safe(note(found, workers))}"
+    said = "" if job.status.is_final else f"  {safe(standing)}"
     yield "status", status_text(job.status).append(said, style="dim")
     if not job.status.is_final:
         yield "steps", Text(str(job.steps))

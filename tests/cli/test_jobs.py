@@ -220,6 +220,7 @@ def test_a_broker_that_does_not_answer_loses_no_job(call, recording, office):
         port = server.getsockname()[1]
     broker = f"redis://:pa55word@127.0.0.1:{port}/0"
     ended = call("submit", "x", "--replay", recording("10"), CAISSON_BROKER_URL=broker)
+    assert "none runs" not in ended.err
     assert ended.code == 0
     assert len(office.jobs) == 1
     first, _ = ended.err.splitlines()
@@ -356,6 +357,40 @@ def test_a_part_of_an_id_will_do_and_a_wrong_one_is_asked_about(submitted, call,
 def test_a_list_that_cannot_be(refused):
     refused("jobs", "--status", "done", says=["--status done", "queued, running", "dead"])
     refused("jobs", "--limit", "0", says="--limit")
+
+
+@pytest.fixture
+def away():
+    """Settings with a broker that is not there, and what is said of it."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    address = f"redis://me:pa55word@127.0.0.1:{port}/0"
+    said = f"the broker redis://me:***@127.0.0.1:{port}/0 cannot be reached: "
+    return {"CAISSON_BROKER_URL": address}, said
+
+
+def test_a_broker_that_is_away_is_named_wherever_workers_would_be_blamed(submitted, call, away):
+    settings, said = away
+    job_id = submitted("10")
+    listed = call("jobs", **settings).out.splitlines()
+    assert f"waits for the broker; {said}" in listed[1]
+    assert listed[-1].startswith(said)
+    assert "caisson worker" not in str(listed)
+    (found,) = call("jobs", "--json", **settings).object
+    assert found["waits_for"].startswith(f"the broker; {said}")
+    shown = call("show", job_id, **settings).out
+    assert f"waits for the broker; {said}" in shown
+    assert "pa55word" not in f"{listed}{found}{shown}"
+
+
+def test_the_health_check_names_a_broker_that_is_away(call, office, away):
+    settings, said = away
+    own = {"CAISSON_DRIVER": "process", "CAISSON_ALLOW_UNISOLATED": "true"}
+    ended = call("worker", "--check", **own, **settings)
+    assert (ended.code, ended.out) == (5, "")
+    assert ended.err.startswith(f"caisson: {said}")
+    assert "pa55word" not in ended.err
+    assert "no worker on " in call("worker", "--check", **own).err
 
 
 # ---- watch

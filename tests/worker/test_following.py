@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -265,6 +266,26 @@ def test_a_job_that_nobody_knows(store, seen):
 def test_what_a_job_waits_for(status, lacks, workers, said):
     listed = Listed(job=Job(id="j", goal="g", status=status), waits_for=lacks)
     assert waits_for(listed, [WorkerSeen(name="w")] * workers) == said
+
+
+def test_a_broker_that_is_away_is_said_after_a_while_and_not_asked_all_the_time(store, seen):
+    asked = []
+
+    def ask():
+        asked.append(time.monotonic())
+        return "it is off"
+
+    follower = Follower(store, "j", seen, ask, poll_s=0.01)
+    begun = time.monotonic()
+    is_stopped = threading.Event()
+    seen.next(lambda: None, is_stopped.set)
+    follower.follow(is_stopped)
+    assert seen.all == [
+        "waits: it waits for a worker; none runs (caisson worker starts one)",
+        "waits: it waits for the broker; it is off",
+    ]
+    assert len(asked) == 1
+    assert asked[0] - begun > 0.5  # most jobs are taken before it is worth to ask
 
 
 def test_the_last_moment_of_a_job_is_when_its_files_are_put_away(store):

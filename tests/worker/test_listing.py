@@ -72,6 +72,14 @@ def test_workers_are_counted():
     assert workers_text(two) == "2 workers were seen in the last minute: a, b"
 
 
+def test_a_broker_that_is_away_is_blamed_and_not_the_workers():
+    fault = "the broker redis://h/0 cannot be reached: it is off"
+    assert note(listed(), [], fault) == f"waits for the broker; {fault}"
+    assert workers_text([], fault) == f"{fault}; until it does its work, workers begin no job"
+    assert note(listed(waits_for="2 CPUs"), [], fault) == "waits for 2 CPUs"
+    assert note(listed(Status.RUNNING, is_held=True, worker="w1"), [], fault) == "on w1"
+
+
 @pytest.mark.parametrize("width", [None, 40, 80, 200])
 def test_nothing_of_a_job_is_markup_or_an_escape(shown, width):
     found = listed(
@@ -88,7 +96,7 @@ def test_nothing_of_a_job_is_markup_or_an_escape(shown, width):
     )
     attempts = [Attempt(generation=n, worker=NASTY, started_at=NOW) for n in (1, 2)]
     text = shown(write_jobs, [found], [], NOW, width=width)
-    text += shown(write_job, found, attempts, [], NOW, width=width)
+    text += shown(write_job, found, attempts, NASTY, NOW, width=width)
     assert "\x1b" not in text
     assert "\x9b" not in text
     assert "[red]r[/red]" in text
@@ -120,8 +128,9 @@ def test_one_attempt_needs_no_list_and_several_are_told_by_their_ends(shown):
         for n, ending in enumerate(endings, 1)
     ]
     found = listed(Status.SUCCEEDED, ended_at=NOW)
-    text = shown(write_job, found, attempts, [], NOW)
+    text = shown(write_job, found, attempts, "", NOW)
     assert all(part in text for part in ("w1  was lost  9.0 s", "w2  let go of it", "w3  finished"))
-    assert "attempts" not in shown(write_job, found, attempts[:1], [], NOW)
-    running = shown(write_job, listed(), [*attempts[:1], attempts[1]], [], NOW)
+    assert "attempts" not in shown(write_job, found, attempts[:1], "", NOW)
+    running = shown(write_job, listed(), [*attempts[:1], attempts[1]], "waits for it", NOW)
+    assert "○ queued  waits for it" in running
     assert "watch it: caisson watch j" in running
