@@ -28,11 +28,12 @@ from worker import draining, redis_transport
 from worker.celery_app import BELLS, COLLECT, FOREIGN, PIPELINE, app, in_force
 from worker.delivery import JOB_HEADER, job_id_of
 from worker.logs import log_to_stdout
-from worker.pulse import Pulse
+from worker.pool import Processes, be_brief
+from worker.pulse import Lost, Pulse
 
 PULSE_S = 1.0
 _log = logging.getLogger(__name__)
-_MOST_IDS = 15  # of either kind, each of at most 100 bytes, in one pulse
+_MOST_IDS = 15  # of each kind, each of at most 100 bytes, in one pulse
 
 
 class Worker(CeleryWorker):  # type: ignore[misc]
@@ -75,6 +76,7 @@ class Heart(bootsteps.StartStopStep):  # type: ignore[misc]
         self._timer: Any = None
         self._dropped: list[str] = []
         self._told: set[str] = set()
+        self._lost: list[Lost] = []
         signals.task_revoked.connect(self._on_revoked, weak=False)
 
     def include_if(self, parent: Any) -> bool:  # noqa: ANN401
@@ -82,6 +84,11 @@ class Heart(bootsteps.StartStopStep):  # type: ignore[misc]
         return self.descriptor is not None
 
     def start(self, parent: Consumer) -> None:
+        def tell(lost: Lost) -> None:
+            self._lost.append(lost)
+            parent.timer.call_after(0, self._beat, (parent,))
+
+        parent.pool.on_lost(tell)
         parent.timer.call_after(0, self._beat, (parent,))  # once the loop runs
         self._timer = parent.timer.call_repeatedly(PULSE_S, self._beat, (parent,))
 
@@ -101,12 +108,14 @@ class Heart(bootsteps.StartStopStep):  # type: ignore[misc]
             taken=state.all_total_count[0],
             revoked=tuple(map(job_id_of, revoked)),
             dropped=tuple(self._dropped[:_MOST_IDS]),
+            lost=tuple(self._lost[:_MOST_IDS]),
         )
         with suppress(BlockingIOError):  # the keeper is not looking; the next one says the same
             os.write(cast("int", self.descriptor), pulse.line())
             self._told.intersection_update(state.revoked)
             self._told.update(set(revoked) - doing)
             del self._dropped[:_MOST_IDS]
+            del self._lost[:_MOST_IDS]
 
     def _on_revoked(self, request: Any = None, **_: object) -> None:  # noqa: ANN401
         """A pipeline that was revoked needs not be told any more."""
@@ -127,12 +136,14 @@ def main() -> None:
     if os.getppid() != options.keeper:
         sys.exit(1)  # it is gone already
     log_to_stdout(as_json=options.json)
+    be_brief()
     Heart.descriptor = options.pulse
     os.set_blocking(options.pulse, False)
     _import_tasks(options)
     worker = app.Worker(
         hostname=f"{options.name}@{os.uname().nodename}",
         concurrency=options.slots,
+        pool=Processes,
         queues=[BELLS, PIPELINE, *([FOREIGN] if options.include else [])],
         loglevel="WARNING",
         quiet=True,

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import psutil
 from pydantic import ValidationError
@@ -35,16 +35,18 @@ from sandbox.errors import SandboxError
 from sandbox.reaper import Reaped
 from worker.broker import EmbeddedBroker
 from worker.cancelling import cancel
-from worker.celery_app import BELLS, PIPELINE, check_broker, connect, lenient, waiting
+from worker.celery_app import BELLS, PIPELINE, check_broker, connect, lenient, ring, waiting
 from worker.delivery import job_id_of, task_of
 from worker.errors import BrokerUnavailable, CaissonError, JobUnknown
-from worker.pulse import Pulse
+from worker.pulse import Lost, Pulse, process_name
 from worker.settings import Settings
 from worker.store.base import Store, WorkerSeen
 from worker.tasks import sweep_now
 
 if TYPE_CHECKING:
     from worker.station import Station
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -135,24 +137,24 @@ class _Process:
 
 
 @dataclass
-class Wanted:
-    """Jobs that a thread is to see to; another thread adds to them."""
+class Wanted(Generic[T]):
+    """What a thread is to see to, such as jobs; another thread adds to it."""
 
-    jobs: dict[str, None] = field(default_factory=dict)
+    open: dict[T, None] = field(default_factory=dict)
 
-    def add(self, job_ids: tuple[str, ...]) -> None:
-        self.jobs.update(dict.fromkeys(job_ids))
+    def add(self, more: tuple[T, ...]) -> None:
+        self.open.update(dict.fromkeys(more))
 
-    def see_to(self, work: Callable[[str], object]) -> None:
-        """Do the work for each job; when it raises, that job is seen to the next time."""
-        while self.jobs:
-            job_id = next(iter(self.jobs))
-            del self.jobs[job_id]  # first: it may be wanted again meanwhile
+    def see_to(self, work: Callable[[T], object]) -> None:
+        """Do the work for each; when it raises, that one is seen to the next time."""
+        while self.open:
+            one = next(iter(self.open))
+            del self.open[one]  # first: it may be wanted again meanwhile
             try:
                 with suppress(JobUnknown):
-                    work(job_id)
+                    work(one)
             except CaissonError:
-                self.jobs[job_id] = None
+                self.open[one] = None
                 raise
 
 
@@ -188,7 +190,8 @@ class Keeper:
         self._pause_s, self._next_start = _RESTART_S, 0.0
         self._answers_since: float | None = None  # the broker, without a break
         self._engine_fault = ""
-        self._revoked, self._dropped = Wanted(), Wanted()
+        self._revoked, self._dropped = Wanted[str](), Wanted[str]()
+        self._lost = Wanted[Lost]()
 
     def __enter__(self) -> Self:
         """Return once the broker answers. Raises `BrokerUnavailable`."""
@@ -227,6 +230,7 @@ class Keeper:
         """One for each thing that may have to wait, so that nothing else waits for it."""
         tending = {
             "heeding": (self._heed_revoked, _HEED_S),
+            "freeing": (self._free_lost, _TICK_S),
             "seeing": (self._see, BEAT_S),
             "judging": (self._look_at_queue, BEAT_S),
             "reaping": (self._reap, REAP_EVERY_S),
@@ -335,6 +339,7 @@ class Keeper:
                 was_ready = True
             self._revoked.add(pulse.revoked)
             self._dropped.add(pulse.dropped)
+            self._lost.add(pulse.lost)
 
     # ---- ending
 
@@ -384,6 +389,27 @@ class Keeper:
         task_id = task_of(self._store.order(job_id).deliver)
         if task_id is not None and job_id_of(task_id) == job_id:  # else it is no task's
             cancel(self._store, job_id)
+
+    def _free_lost(self) -> None:
+        """Let others go on at once with the jobs of processes that are gone."""
+        self._lost.see_to(self._free)
+
+    def _free(self, lost: Lost) -> None:
+        if psutil.pid_exists(lost.pid):  # by now a later process has its number, and maybe a job
+            return
+        jobs = self._store.lose(process_name(self._name, lost.pid))
+        for job_id in jobs:
+            _log.warning("job %s: its process %d was lost: %s", job_id, lost.pid, lost.how)
+        if not jobs:
+            _log.warning("process %d, which had no job, was lost: %s", lost.pid, lost.how)
+        elif not self._signals:
+            self._wake()
+
+    def _wake(self) -> None:
+        try:
+            ring(self._settings)
+        except BrokerUnavailable as error:  # the sweep rings
+            _log.warning("%s", error)
 
     def _see(self) -> None:
         """Say that this worker lives, as long as its consumer does."""

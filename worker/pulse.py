@@ -7,6 +7,18 @@ from pydantic import Field
 from worker.messages import Record
 
 
+def process_name(worker: str, pid: int) -> str:
+    """Names a process of a worker's pool among all that claim jobs."""
+    return f"{worker}.{pid}"
+
+
+class Lost(Record):
+    """A process of the pool that has ended and was waited for, and was not meant to end."""
+
+    pid: int
+    how: str
+
+
 class Pulse(Record):
     """How a consumer stands. As a line it must fit into what a pipe takes whole (4096 bytes)."""
 
@@ -15,6 +27,8 @@ class Pulse(Record):
     taken: int
     revoked: tuple[str, ...] = Field((), description="jobs whose task was revoked")
     dropped: tuple[str, ...] = Field((), description="jobs whose pipeline needs not be told")
+
+    lost: tuple[Lost, ...] = ()
 
     def line(self) -> bytes:
         return self.model_dump_json().encode() + b"\n"

@@ -341,4 +341,6 @@ class _Shift:
 
 
 def _said_losses(claim: Claim) -> str:
-    return f" again, after {claim.losses} lost workers" if claim.losses else ""
+    if not claim.losses:
+        return ""
+    return f" again, after {claim.losses} lost worker{'s' if claim.losses > 1 else ''}"

@@ -70,6 +70,7 @@ from worker.errors import (
     StoreUnavailable,
 )
 from worker.messages import Status, Wire
+from worker.pulse import process_name
 from worker.settings import Settings
 from worker.station import Station, Worked
 from worker.step import Step, check_step, read_step
@@ -99,7 +100,7 @@ class _Own:
         return Station(
             self.settings,
             self.store,
-            name=f"{worker_name()}.{self.pid}",
+            name=process_name(worker_name(), self.pid),
             is_draining=draining.is_draining,
         )
 

@@ -115,7 +115,7 @@ def test_a_worker_stopped_while_it_asks_a_model_asks_no_more(place_with, redis_u
 def test_a_job_that_kills_its_workers_is_dead_in_the_end_and_others_are_not_held_up(
     place_with, redis_url
 ):
-    place = place_with(broker_url=redis_url, driver="docker", lease_s="1")
+    place = place_with(broker_url=redis_url, driver="docker", lease_s="600")
     place.worker()
     poison = place.submit(SLEEPING.format(60))
     victims = set()

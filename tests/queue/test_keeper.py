@@ -12,7 +12,7 @@ from worker.broker import EmbeddedBroker
 from worker.errors import JobUnknown, StoreUnavailable
 from worker.keeper import Deafness, Keeper, Wanted
 from worker.messages import Order
-from worker.pulse import Pulse
+from worker.pulse import Lost, Pulse
 from worker.runner import new_job
 from worker.settings import Settings
 from worker.store.memory import MemoryStore
@@ -109,7 +109,8 @@ def test_a_fault_is_found_in_the_consumer_that_has_it_and_in_no_other():
 
 def test_a_pulse_fits_into_what_a_pipe_takes_whole():
     ids = tuple(f"{number:x>100}" for number in range(15))
-    pulse = Pulse(busy=9999, slots=9999, taken=10**9, revoked=ids, dropped=ids)
+    lost = tuple(Lost(pid=4_194_304, how="signal 26 (SIGVTALRM)") for _ in ids)
+    pulse = Pulse(busy=9999, slots=9999, taken=10**9, revoked=ids, dropped=ids, lost=lost)
     assert len(pulse.line()) <= 4096
     assert Pulse.model_validate_json(pulse.line()) == pulse
 

@@ -16,10 +16,16 @@ import pytest
 from tests.queue.conftest import COMMAND, Place, eventually
 from tests.services import is_alive
 from worker.cli_options import Exit
+from worker.keeper import Keeper
 from worker.messages import Status
+from worker.pulse import Lost, process_name
+from worker.runner import new_job
+from worker.settings import Settings
+from worker.store.memory import MemoryStore
 
 LONG = "import time\ntime.sleep(60)"
 SECONDS = "import time\ntime.sleep(2)"
+FREED_S = 10.0  # a second or two, but for a busy machine
 DRAINED_S = 10.0  # less than after what a pool that does not let go is ended, or a long job
 
 
@@ -120,14 +126,60 @@ def test_nothing_is_left_of_one_that_is_killed_and_another_goes_on(place):
     assert place.check()[0] == 0
 
 
-def test_a_process_of_the_pool_that_is_killed_is_replaced_and_its_job_taken_over(place):
+def test_a_process_of_the_pool_that_is_killed_is_replaced_and_its_job_taken_over(place_with):
+    place = place_with(lease_s="600", sweep_s="600")
     worker = place.worker()
     job = place.submit(SECONDS)
     eventually(lambda: is_held(place, job))
-    holder(place, worker, job).kill()
-    place.finished(job, 30)
-    assert [one.ending for one in place.store.attempts(job)] == ["lost", "finished"]
+    time.sleep(0.5)  # it is at work
+    killed = holder(place, worker, job)
+    killed.kill()
+    eventually(lambda: len(place.store.attempts(job)) == 2, FREED_S)
+    place.finished(job)
+    first, second = place.store.attempts(job)
+    assert (first.ending, second.ending) == ("lost", "finished")
     eventually(lambda: len(worker.pool) == 2)
+    worker.said(f"job {job}: its process {killed.pid} was lost: signal 9 (SIGKILL)")
+    worker.said(f"job {job}: begun again, after 1 lost worker")
+    assert "Traceback" not in "\n".join(worker.lines)
+    assert "WorkerLost" not in "\n".join(worker.lines)
+
+
+@pytest.mark.engine
+def test_whoever_goes_on_for_a_process_that_was_killed_has_its_variables(place_with):
+    place = place_with(driver="docker", lease_s="600", sweep_s="600")
+    worker = place.worker()
+    job = place.submit(f"x = 41\n{SECONDS}\nx += 1", "x")
+    eventually(lambda: any(e.kind == "call" for e in place.store.events(job)))
+    holder(place, worker, job).kill()
+    place.finished(job)
+    results = [e.result.execution for e in place.store.events(job) if e.kind == "result"]
+    assert results[1].value == "42"
+    assert [one.ending for one in place.store.attempts(job)] == ["lost", "finished"]
+
+
+def test_the_loss_of_a_process_that_had_no_job_is_said(place):
+    worker = place.worker()
+    killed = worker.pool[0]
+    killed.kill()
+    worker.said(f"process {killed.pid}, which had no job, was lost: signal 9 (SIGKILL)")
+    eventually(lambda: len(worker.pool) == 2)
+
+
+def test_a_job_is_freed_when_its_process_is_dead_and_not_when_one_lives_that_has_its_number(
+    tmp_path,
+):
+    settings = Settings(data_dir=tmp_path, driver="process", allow_unisolated=True, model="m")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    store = MemoryStore()
+    for name, pid in (("lives", os.getpid()), ("dead", dead.pid)):
+        store.create(new_job("do it", settings, job_id=name))
+        store.claim(name, process_name("w", pid), 600)
+    keeper = Keeper(settings, store, "w", 1)
+    keeper._lost.add(tuple(Lost(pid=pid, how="?") for pid in (os.getpid(), dead.pid)))
+    keeper._free_lost()  # there is no broker to ring with, which the sweep makes up for
+    assert [store.get(name).is_held for name in ("lives", "dead")] == [True, False]
 
 
 def test_a_process_of_the_pool_that_is_told_to_end_hands_its_job_over(place):

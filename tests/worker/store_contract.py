@@ -471,6 +471,25 @@ class StoreContract:
         store.release("one", generation=claim.generation)
         assert store.claim("one").losses == 0
 
+    def test_the_jobs_of_a_worker_that_is_dead_are_due_at_once_and_counted_as_lost(self, store):
+        for name in ("one", "two", "given back", "over", "anothers"):
+            store.create(Job(id=name, goal="g"))
+        claims = [store.claim(name, "dead", LONG_S) for name in ("one", "two", "given back")]
+        store.release("given back", generation=claims[2].generation)
+        self.end(store, "over")
+        store.claim("anothers", "dead.2", LONG_S)
+        assert sorted(store.lose("dead")) == ["one", "two"]
+        assert store.lose("dead") == store.lose("unknown") == ()
+        assert store.get("anothers").is_held
+        assert store.counts().held == 1
+        later = store.claim("one", "next", LONG_S)
+        assert (later.losses, later.generation) == (1, claims[0].generation + 1)
+        lost = store.attempts("one")[0]
+        assert lost.ending == "lost"
+        assert lost.ended_at - lost.started_at < LONG_S / 2
+        with pytest.raises(LeaseLost):
+            store.append("one", Remarked(text="x"), generation=claims[0].generation)
+
     # ---- release
 
     def test_a_job_that_is_given_back_is_queued(self, store, claim):

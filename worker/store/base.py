@@ -174,6 +174,12 @@ class Store(Protocol):
     def renew(self, job_id: str, *, generation: int, lease_s: float, figures: Wire) -> None:
         """Hold the job for `lease_s` from now on. Raises `LeaseLost` as `append` does."""
 
+    def lose(self, worker: str) -> tuple[str, ...]:
+        """Let the leases of a worker end now, because it is surely dead; return its jobs.
+
+        They are lost as if their leases had run out. `worker` is as it was named in the claims.
+        """
+
     def is_cancel_requested(self, job_id: str) -> bool:
         """Whether `request_cancel` was called."""
 

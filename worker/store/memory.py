@@ -156,6 +156,14 @@ class MemoryStore:
             entry.lease_until = self._clock() + lease_s
             self._end_attempt(entry, figures=figures)
 
+    def lose(self, worker: str) -> tuple[str, ...]:
+        with self._lock:
+            entries = self._entries.values()
+            found = [one for one in entries if one.worker == worker and self._is_held(one)]
+            for entry in found:
+                entry.lease_until = self._clock()
+            return tuple(entry.job.id for entry in found)
+
     def is_cancel_requested(self, job_id: str) -> bool:
         with self._lock:
             return self._entry(job_id).is_cancelling

@@ -157,6 +157,11 @@ class SqlStore:
 
         self._database.write(work)
 
+    def lose(self, worker: str) -> tuple[str, ...]:
+        whose = {"of_worker": worker}
+        rows = self._database.write(lambda c: c.execute(sql.LOSE, whose).all())
+        return tuple(row.id for row in rows)
+
     def is_cancel_requested(self, job_id: str) -> bool:
         asked = {"of_job": job_id}
         found = self._database.read(lambda c: c.execute(sql.IS_CANCELLING, asked).scalar())

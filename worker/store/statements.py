@@ -230,6 +230,12 @@ RENEW = (
     .values(lease_until=NOW + _seconds("lease_s"))
     .returning(jobs.c.generation)
 )
+LOSE = (
+    update(jobs)
+    .where(_HELD, jobs.c.worker == _text("of_worker"))
+    .values(lease_until=NOW)
+    .returning(jobs.c.id)
+)
 REPORT = update(attempts).where(_THIS_ATTEMPT)
 RELEASE = (
     update(jobs)
