@@ -111,7 +111,9 @@ def _file_name(module: str) -> str:
     return f"{stem or '__init__'}.py"
 
 
-def guest_config(spec: SandboxSpec, workspace: str, *, is_container: bool) -> dict[str, object]:
+def guest_config(
+    spec: SandboxSpec, workspace: str, *, is_container: bool, door: str | None = None
+) -> dict[str, object]:
     """What the guest has to know of its sandbox: plain values only."""
     limits = spec.limits
     return {
@@ -119,6 +121,7 @@ def guest_config(spec: SandboxSpec, workspace: str, *, is_container: bool) -> di
         "own_cgroup": is_container,
         "relay_uid": RELAY_UID if is_container else None,
         "relay_address": RELAY_ADDRESS,
+        "door": door,
         "max_life_s": limits.max_life_s,
         "linger_s": spec.linger_s,
         "memory_bytes": limits.memory_bytes,

@@ -17,10 +17,19 @@ from datetime import datetime
 from typing import Any, Self
 
 from sandbox import bundle
+from sandbox.door import Door, wait_for_either
 from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
 from sandbox.engine import Engine
-from sandbox.errors import GuestTimeout, LinkLost, SandboxLost, SandboxUnavailable, StaleGeneration
-from sandbox.hardening import SANDBOX_UIDS, WORKSPACE, container_options
+from sandbox.errors import (
+    GuestTimeout,
+    LinkLost,
+    SandboxLost,
+    SandboxUnavailable,
+    SpecInvalid,
+    StaleGeneration,
+)
+from sandbox.hardening import DOOR, SANDBOX_UIDS, WORKSPACE, container_options, with_door
+from sandbox.link import SocketLink
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
 
@@ -28,6 +37,8 @@ START_S = 60.0
 ADOPT_S = 20.0
 LOOK_S = 1.0  # between two looks at whether the other side is still there
 FENCE_S = 5.0
+WARNING_S = 0.05
+_WITHOUT_DOORS: set[str] = set()  # engines that do not see this host's files
 
 
 Harden = Callable[..., dict[str, object]]
@@ -66,30 +77,13 @@ class DockerSandbox(GuestSandbox):
             image_volumes=volumes,
         )
         name = f"caisson-{spec.job[:60]}-{secrets.token_hex(4)}"
-        try:
-            return cls._greet(engine, engine.create(options, name), spec)
-        except BaseException:  # Ctrl-C too, also while the engine creates it
-            with contextlib.suppress(SandboxUnavailable):  # the first error is the one to tell
-                engine.remove(name)
-            engine.close()
-            raise
-
-    @classmethod
-    def _greet(cls, engine: Engine, container: str, spec: SandboxSpec) -> Self:
-        session = Session(engine.attach(container), spec)
-        config = bundle.guest_config(spec, WORKSPACE, is_container=True)
-        deadline = time.monotonic() + START_S
-        try:
-            # Sent before the start: the guest reads it while the engine is still busy starting.
-            nonce = session.say_hello(deadline, bundle.luggage(config))
-            engine.start(container, spec.image)
-            session.hear_hello(nonce, deadline)
-        except LinkLost as error:
-            words = session.last_words() or str(error)
-            raise SandboxUnavailable(f"the guest did not start: {words[-500:]}") from error
-        except BaseException:
-            session.close()
-            raise
+        with ExitStack() as undo:  # on Ctrl-C too, also while the engine creates it
+            undo.callback(engine.close)
+            undo.callback(_remove_quietly, engine, name)
+            container, door = _create(engine, options, name)
+            with closing(door) if door else contextlib.nullcontext():
+                session = _greet(engine, container, spec, door)
+            undo.pop_all()
         return cls(engine, container, session)
 
     @classmethod
@@ -181,6 +175,67 @@ class DockerSandbox(GuestSandbox):
             if not state["Running"]:
                 return _end_in_words(state, self.spec)
         return None
+
+
+def _create(engine: Engine, options: dict[str, object], name: str) -> tuple[str, Door | None]:
+    """Create a container, with a door where the engine sees this host's files."""
+    door = Door.open() if engine.is_local and engine.url not in _WITHOUT_DOORS else None
+    if door is None:
+        return engine.create(options, name), None
+    try:
+        return engine.create(with_door(options, door.path), name), door
+    except SpecInvalid as error:
+        door.close()
+        if str(door.path) not in str(error):
+            raise
+    except BaseException:
+        door.close()
+        raise
+    _WITHOUT_DOORS.add(engine.url)
+    return engine.create(options, name), None
+
+
+def _greet(engine: Engine, container: str, spec: SandboxSpec, door: Door | None) -> Session:
+    """Start a container and hear its guest."""
+    config = bundle.guest_config(spec, WORKSPACE, is_container=True, door=DOOR if door else None)
+    deadline = time.monotonic() + START_S
+    link = engine.attach(container)
+    session = Session(link, spec)
+    with ExitStack() as undo:
+        undo.callback(session.close)
+        try:
+            # Sent before the start: the guest reads it while the engine is still busy starting.
+            nonce = session.say_hello(deadline, bundle.luggage(config))
+            engine.start(container, spec.image)
+            _hear(session, nonce, deadline, link, door)
+        except LinkLost as error:
+            words = session.last_words() or str(error)
+            raise SandboxUnavailable(f"the guest did not start: {words[-500:]}") from error
+        undo.pop_all()
+    return session
+
+
+def _hear(
+    session: Session, nonce: str, deadline: float, link: SocketLink, door: Door | None
+) -> None:
+    """Hear the guest's first word; it comes by the door, or by the engine after all."""
+    while door is not None:
+        wait_for_either(door, link, deadline)
+        shortcut = door.accept()
+        if shortcut is not None:
+            nonce = session.move(shortcut, deadline)
+            break
+        with contextlib.suppress(GuestTimeout):  # something has warned: no word of the guest's
+            session.hear_hello(nonce, time.monotonic() + WARNING_S)
+            return
+        if time.monotonic() > deadline:
+            break
+    session.hear_hello(nonce, deadline)
+
+
+def _remove_quietly(engine: Engine, container: str) -> None:
+    with contextlib.suppress(SandboxUnavailable):  # the first error is the one to tell
+        engine.remove(container)
 
 
 def _find_running(engine: Engine, container: str, spec: SandboxSpec) -> str:

@@ -49,6 +49,11 @@ class Engine:
             self._client: Any = docker.APIClient(**settings, version=version, timeout=TIMEOUT_S)
         self._identity = ""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it may see this host's files; it does not where this host is a container."""
+        return self.url.startswith("unix:")
+
     def describe(self) -> dict[str, Any]:
         """The engine's own account of itself (`GET /info`)."""
         with self._translated():

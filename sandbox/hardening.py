@@ -29,6 +29,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sandbox.errors import SpecInvalid
 from sandbox.types import MIB, Limits, Mount, SandboxSpec
@@ -39,6 +40,7 @@ from sandbox.types import MIB, Limits, Mount, SandboxSpec
 SANDBOX_UIDS = range(61184, 65520)
 WORKSPACE = "/workspace"
 MOUNT_ROOT = "/mnt"
+DOOR = "/run/caisson"
 HOSTNAME = "sandbox"
 
 _MAX_ENVIRONMENT_BYTES = 128 * 1024
@@ -146,6 +148,12 @@ def container_options(
     }
 
 
+def with_door(options: dict[str, object], door: Path) -> dict[str, object]:
+    """Add the socket of this host at which the guest knocks; see `sandbox.door`."""
+    host: Any = options["HostConfig"]
+    return {**options, "HostConfig": {**host, "Mounts": [*host["Mounts"], _shown(door, DOOR)]}}
+
+
 def _host_config(spec: SandboxSpec, uid: int, image_volumes: Iterable[str]) -> dict[str, object]:
     config: dict[str, object] = {
         **_isolation(spec),
@@ -235,10 +243,14 @@ def _shm_bytes(limits: Limits) -> int:
 def _bind(mount: Mount) -> dict[str, object]:
     if not mount.source.is_absolute() or not _is_under_mount_root(mount):
         raise SpecInvalid(f"{mount.source}: can only be mounted below {MOUNT_ROOT}")
+    return _shown(mount.source, str(mount.target))
+
+
+def _shown(source: Path, target: str) -> dict[str, object]:
     return {
         "Type": "bind",
-        "Source": str(mount.source),
-        "Target": str(mount.target),
+        "Source": str(source),
+        "Target": target,
         "ReadOnly": True,
         # Without NonRecursive, file systems mounted below the source come along, and engines
         # before 25 leave those writable.

@@ -116,6 +116,9 @@ class SocketLink:
         """What the guest's process has written to its standard error, at most 4 KiB."""
         return self._stderr.decode("utf-8", "replace").strip()
 
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
     def hang_up(self) -> None:
         """End it, from any thread: whoever sends or receives gets `LinkLost` at once."""
         # Not `close`: the number of a closed socket may be another file's a moment later, under

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 from sandbox import transcript
 from sandbox.errors import ProtocolError
 from sandbox.guest import wire
-from sandbox.guest.wire import MAX_FRAME
+from sandbox.guest.wire import MAX_FRAME, MAX_PAYLOAD
 from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome
 
 MAX_MESSAGE_CHARS = 4_000
@@ -86,10 +86,10 @@ class Written(Answer):
 
 
 class Data(Answer):
-    """A part of a file."""
+    """A part of a file, which follows as a payload."""
 
     kind: Literal["data"]
-    data: Base64
+    payload: Annotated[int, Field(ge=0, le=MAX_PAYLOAD)]
     size: Count
     mtime_ns: int
 

@@ -22,7 +22,7 @@ from sandbox.errors import (
     SandboxUnavailable,
     StaleGeneration,
 )
-from sandbox.guest.wire import MAX_FRAME, VERSION, Lines, pack
+from sandbox.guest.wire import MAX_FRAME, VERSION, Malformed, Reader
 from sandbox.link import Link
 from sandbox.protocol import (
     Answer,
@@ -55,8 +55,8 @@ class Session:
     def __init__(self, link: Link, spec: SandboxSpec) -> None:
         self.spec = spec
         self._link = link
-        self._lines = Lines(MAX_FRAME)
-        self._unread: deque[bytes | None] = deque()
+        self._reader = Reader(MAX_FRAME)
+        self._payload = b""  # of the last frame that had one
         self._to_acknowledge: list[str] = []
         self._sending = threading.Lock()
         self._received_bytes = self._received_frames = 0
@@ -92,6 +92,12 @@ class Session:
                 raise ImageUnsuitable(f"the image has {said.reason}; 3.9 or newer is needed")
             if isinstance(said, Stale):
                 raise StaleGeneration(f"generation {said.seen} owns this sandbox")
+
+    def move(self, link: Link, deadline: float) -> str:
+        """Go on over another link to the same guest, from its hello on; returns the nonce."""
+        self._link.close()
+        self._link = link
+        return self.say_hello(deadline)
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -134,40 +140,47 @@ class Session:
 
     def write_file(self, name: str, source: BinaryIO) -> int:
         """Write `source` to `name`, a part at a time; returns the size in bytes."""
-        size, first = 0, True
-        data = source.read(CHUNK)
+        under_way: deque[str] = deque()
+        data, first = source.read(CHUNK), True
         while True:
             following = source.read(CHUNK) if data else b""
-            asked = uuid.uuid4().hex
-            self._request(
-                "write", id=asked, name=name, data=pack(data), first=first, last=not following
-            )
-            size = self._await(asked, ANSWER_S, Written).size
+            under_way.append(self._send_part(name, data, first=first, last=not following))
             if not following:
-                return size
+                break
             data, first = following, False
+            if len(under_way) > 1:  # the guest writes one while the next is on its way
+                self._await(under_way.popleft(), ANSWER_S, Written)
+        return [self._await(asked, ANSWER_S, Written).size for asked in under_way][-1]
+
+    def _send_part(self, name: str, data: bytes, *, first: bool, last: bool) -> str:
+        asked = uuid.uuid4().hex
+        fields = {"id": asked, "name": name, "first": first, "last": last, "payload": len(data)}
+        self._request("write", **fields, data=data)
+        return asked
 
     def read_file(self, name: str, target: BinaryIO, *, max_bytes: int | None = None) -> int:
         """Copy a regular file into `target`; returns its size in bytes."""
         limit = self.spec.limits.read_bytes if max_bytes is None else max_bytes
+        asked, offset = self._ask_part(name, 0), 0
         seen: tuple[int, int] | None = None
-        offset = 0
-        while seen is None or offset < seen[0]:
-            part = self._read_part(name, offset)
-            now = (part.size, part.mtime_ns)
+        while True:
+            part = self._await(asked, ANSWER_S, Data)
+            data, now = self._payload, (part.size, part.mtime_ns)
             if part.size > limit:
                 raise FileRefused(f"{name}: {part.size} bytes, the limit is {limit}")
-            data = protocol.unpack(part.data)
             if now != (seen or now) or len(data) != min(CHUNK, part.size - offset):
                 raise FileRefused(f"{name}: changed while it was read")
             seen, offset = now, offset + len(data)
+            if offset < part.size:  # the guest reads the next one while this is put away
+                asked = self._ask_part(name, offset)
             target.write(data)
-        return offset
+            if offset == part.size:
+                return offset
 
-    def _read_part(self, name: str, offset: int) -> Data:
+    def _ask_part(self, name: str, offset: int) -> str:
         asked = uuid.uuid4().hex
         self._request("read", id=asked, name=name, offset=offset, size=CHUNK)
-        return self._await(asked, ANSWER_S, Data)
+        return asked
 
     def files(self) -> tuple[FileInfo, ...]:
         """List the regular files of the workspace."""
@@ -191,10 +204,10 @@ class Session:
 
     # --- frames ---------------------------------------------------------------------------
 
-    def _request(self, kind: str, **fields: object) -> None:
+    def _request(self, kind: str, data: bytes = b"", **fields: object) -> None:
         line = protocol.write(kind, generation=self.spec.generation, **fields)
         self._received_bytes = self._received_frames = 0
-        self._send(line, time.monotonic() + ANSWER_S)
+        self._send(line + data, time.monotonic() + ANSWER_S)
 
     def _send(self, data: bytes, deadline: float) -> None:
         with self._sending:
@@ -213,21 +226,35 @@ class Session:
                 return said
 
     def _next(self, deadline: float) -> Frame:
+        """The next frame; the payload of one that has any is in `_payload` then."""
         while True:
-            while self._unread:
-                line = self._unread.popleft()
-                if line is None:
-                    raise ProtocolError(f"the guest sent a line of over {MAX_FRAME} bytes")
-                self._received_frames += 1
-                if self._received_frames > MAX_FRAMES:
-                    raise ProtocolError("the guest talks without end")
-                if line.strip():
-                    return protocol.read(line)
-            data = self._link.receive(deadline)
-            self._received_bytes += len(data)
-            if self._received_bytes > MAX_SAID:
+            line = self._next_line(deadline)
+            self._received_frames += 1
+            if self._received_frames > MAX_FRAMES:
                 raise ProtocolError("the guest talks without end")
-            self._unread.extend(self._lines.feed(data))
+            if line.strip():
+                break
+        said = protocol.read(line)
+        if isinstance(said, Data):
+            while (payload := self._reader.payload(said.payload)) is None:
+                self._receive(deadline)
+            self._payload = payload
+        return said
+
+    def _next_line(self, deadline: float) -> bytes:
+        try:
+            while (line := self._reader.line()) is None:
+                self._receive(deadline)
+        except Malformed as error:
+            raise ProtocolError(f"the guest has sent what is no frame: {error}") from error
+        return line
+
+    def _receive(self, deadline: float) -> None:
+        data = self._link.receive(deadline)
+        self._received_bytes += len(data)
+        if self._received_bytes > MAX_SAID:
+            raise ProtocolError("the guest talks without end")
+        self._reader.feed(data)
 
 
 def _refusal(text: str) -> Execution | None:

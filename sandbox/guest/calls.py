@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
 from . import processes
 from .capture import Capture
 from .memory import Counters
+from .processes import Process
 
 MIB = 1024 * 1024
 GRACE_S = 1.0
@@ -37,6 +39,7 @@ class Call:
 
     pid: int
     capture: Capture
+    spared: set[Process]
 
     def __init__(
         self, kind: str, execution_id: str, number: int, timeout_s: float, counters: Counters
@@ -48,7 +51,6 @@ class Call:
         self.stage = Stage.RUNNING
         self.reason: str | None = None  # the outcome that we, not the code, brought about
         self.limits_met: list[str] = []
-        self.spared = set(processes.table())
         self.started = time.monotonic()
         self.deadline = self.started + timeout_s
         self._counters = counters
@@ -57,9 +59,9 @@ class Call:
         self._highest_before = counters.peak()
         self._sampled = counters.current()
 
-    def attach(self, pid: int, capture: Capture) -> None:
-        """Name the process that runs the call, and where its output is read."""
-        self.pid, self.capture = pid, capture
+    def attach(self, pid: int, capture: Capture, spared: Iterable[Process]) -> None:
+        """Name what runs the call, where its output is read, and who was there before it."""
+        self.pid, self.capture, self.spared = pid, capture, set(spared)
 
     def sample(self) -> None:
         """Look at the memory in use; for kernels whose own high mark is that of an earlier call."""

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from . import wire
+from . import processes, wire
 from .capture import Capture
 from .spawn import spawn
 from .wire import Channel, Frame, Malformed
@@ -77,6 +77,7 @@ class KernelProcess:
         finally:
             os.close(request_fd)
             os.close(answer_fd)
+        self.process = processes.inspect(self.pid)
         self.capture = capture
         self.names: list[str] = []
         self._value_limit = value_limit

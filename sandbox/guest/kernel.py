@@ -165,13 +165,14 @@ def serve(request_fd: int, answer_fd: int, workspace: str, value_limit: int) -> 
     sys.path.insert(0, workspace)
     sys.argv = [""]
     interpreter = Interpreter(workspace, value_limit)
-    lines = wire.Lines()
+    reader = wire.Reader()
     while True:
         data = os.read(request_fd, RECEIVE_SIZE)
         if not data:
             os._exit(0)
-        for line in lines.feed(data):
-            request = wire.decode(line or b"")
+        reader.feed(data)
+        while (line := reader.line()) is not None:
+            request = wire.decode(line)
             answer = memoryview(_answer(interpreter, request["code"], request["number"]))
             while answer:
                 answer = answer[os.write(answer_fd, answer) :]

@@ -15,7 +15,7 @@ import time
 from typing import Callable
 
 from .spawn import close_all_but
-from .wire import Channel, Frame
+from .wire import MAX_PAYLOAD, Channel, Frame
 
 MAX_STRANGERS = 32
 
@@ -59,7 +59,7 @@ class Links:
             self._turn_away(peer, listener)
             return
         fd = peer.detach()
-        self.add(Channel(fd, fd))
+        self.add(Channel(fd, fd, max_payload=MAX_PAYLOAD))
 
     def _turn_away(self, peer: socket.socket, listener: socket.socket) -> None:
         """Close what user code has opened, now and then, in a child.
@@ -96,11 +96,11 @@ class Links:
             self.say(other, farewell)
             self._drop(other)
 
-    def say(self, link: Channel | None, frame: Frame) -> None:
+    def say(self, link: Channel | None, frame: Frame, payload: bytes = b"") -> None:
         """Send to one link, if it is still there."""
         if link is None or link not in self._links:
             return
-        if link.send(frame):
+        if link.send(frame, payload):
             watch_writing(self._selector, link, self._serves(link))
         else:
             self._drop(link)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import Any
 
 from . import processes
 from .supervisor import Supervisor
-from .wire import Channel
+from .wire import MAX_PAYLOAD, Channel
 
 
 def main(config: dict[str, Any]) -> None:
@@ -19,16 +20,33 @@ def main(config: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o022)
-    Supervisor(config, _first_link()).serve()
+    Supervisor(config, _first_link(config["door"])).serve()
     processes.kill_everything()
     os._exit(0)
 
 
-def _first_link() -> Channel:
-    """Take stdin and stdout away from libraries, which may print when they are imported."""
-    read_fd, write_fd = os.dup(0), os.dup(1)
+def _first_link(door: str | None) -> Channel:
+    """Take stdin and stdout away from libraries, which may print when they are imported.
+
+    They are the first link, unless the host has opened a door.
+    """
+    read_fd, write_fd = _enter(door) or (os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    return Channel(read_fd, write_fd)
+    return Channel(read_fd, write_fd, max_payload=MAX_PAYLOAD)
+
+
+def _enter(door: str | None) -> tuple[int, int] | None:
+    """Connect to the host's socket; None where there is none, or nobody is let through."""
+    if door is None:
+        return None
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.connect(door)
+    except OSError:
+        stream.close()
+        return None
+    fd = stream.detach()
+    return fd, fd

@@ -1,4 +1,4 @@
-"""Memory figures of the whole sandbox, from its cgroup (v1 or v2).
+"""Figures of the whole sandbox, from its cgroup (v1 or v2).
 
 Where the cgroup is not the sandbox's own (the process driver) every figure is 0.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 
 ROOT = "/sys/fs/cgroup"
-V2 = ("memory.current", "memory.peak", "memory.events", "pids.events")
+V2 = ("memory.current", "memory.peak", "memory.events", "pids.events", "pids.current")
 V1 = (
     "memory/memory.usage_in_bytes",
     "memory/memory.max_usage_in_bytes",
     "memory/memory.oom_control",
     "pids/pids.events",
+    "pids/pids.current",
 )
 
 
@@ -22,8 +23,8 @@ class Counters:
 
     def __init__(self, *, own_cgroup: bool, root: str = ROOT) -> None:
         names = V2 if os.path.exists(os.path.join(root, V2[0])) else V1
-        paths = [os.path.join(root, name) for name in names] if own_cgroup else [""] * 4
-        self._current, self._peak, self._events, self._pids = map(_open, paths)
+        paths = [os.path.join(root, name) for name in names] if own_cgroup else [""] * 5
+        self._current, self._peak, self._events, self._pids, self._tasks = map(_open, paths)
 
     def current(self) -> int:
         """Bytes in use now, files of the workspace included."""
@@ -40,6 +41,10 @@ class Counters:
     def pid_refusals(self) -> int:
         """How many forks the process limit has refused."""
         return _field(_read(self._pids), b"max")
+
+    def tasks(self) -> int:
+        """How many processes and threads there are, those included that nobody has collected."""
+        return _number(_read(self._tasks))
 
 
 def _open(path: str) -> int | None:

@@ -28,7 +28,6 @@ SAMPLE_S = 0.05
 IDLE_S = 1.0
 MAX_ID = 200
 MAX_NAME = 4096
-MAX_CHUNK = 4 * MIB
 
 
 class Conflict(Exception):
@@ -193,7 +192,9 @@ class Supervisor:
             self._call.interrupt("killed")
 
     def _on_write(self, frame: Frame) -> None:
-        data = wire.unpack(wire.text(frame, "data", wire.MAX_FRAME))
+        data = frame.get("data")
+        if not isinstance(data, bytes):
+            raise Malformed("a write comes with a payload")
         is_first = frame.get("first") is True
         size = files.write(
             self._workspace, wire.text(frame, "name", MAX_NAME), data, first=is_first
@@ -204,23 +205,23 @@ class Supervisor:
 
     def _on_read(self, frame: Frame) -> None:
         offset = int(wire.number(frame, "offset", 0, 2**62))
-        size = int(wire.number(frame, "size", 0, MAX_CHUNK))
+        size = int(wire.number(frame, "size", 0, wire.MAX_PAYLOAD))
         chunk = files.read(self._workspace, wire.text(frame, "name", MAX_NAME), offset, size)
         answer = {
             "kind": "data",
             "id": wire.text(frame, "id", MAX_ID),
-            "data": wire.pack(chunk.data),
+            "payload": len(chunk.data),
             "size": chunk.size,
             "mtime_ns": chunk.mtime_ns,
         }
-        self._answer(answer)
+        self._answer(answer, chunk.data)
 
     def _on_list(self, frame: Frame) -> None:
         listing = files.listing(self._workspace)
         self._answer({"kind": "files", "id": wire.text(frame, "id", MAX_ID), "files": listing})
 
-    def _answer(self, frame: Frame) -> None:
-        self._links.say(self._links.current, frame)
+    def _answer(self, frame: Frame, payload: bytes = b"") -> None:
+        self._links.say(self._links.current, frame, payload)
 
     # --- a call from its beginning to its end ---------------------------------------------
 
@@ -240,13 +241,14 @@ class Supervisor:
         kernel.capture.drain()
         kernel.capture.begin(self._number)
         call = Call("python", execution_id, self._number, timeout_s, self._counters)
-        call.attach(kernel.pid, kernel.capture)
+        call.attach(kernel.pid, kernel.capture, self._others())
         kernel.ask(text, self._number)
         self._watch_kernel(kernel)
         return call
 
     def _launch_shell(self, execution_id: str, text: str, timeout_s: float) -> Call:
         call = Call("shell", execution_id, self._number, timeout_s, self._counters)
+        spared = self._others()
         capture = self._outputs.open(self._number)
         try:
             pid = spawn(lambda: shell.run(text), capture.write_fd, self._workspace)
@@ -255,7 +257,7 @@ class Supervisor:
             raise
         finally:
             capture.close_writer()
-        call.attach(pid, capture)
+        call.attach(pid, capture, spared)
         return call
 
     def _watch_call(self) -> None:
@@ -351,7 +353,14 @@ class Supervisor:
 
     def _count_background(self) -> int:
         kernel = self._kernel.pid if self._kernel else 0
-        return sum(1 for process in processes.table() if process.pid != kernel)
+        return sum(1 for process in self._others() if process.pid != kernel)
+
+    def _others(self) -> list[processes.Process]:
+        """All other processes; nobody is looked at when the kernel can be the only one."""
+        kernel = self._kernel.process if self._kernel else None
+        if kernel is not None and self._counters.tasks() == processes.count_threads() + 1:
+            return [kernel]
+        return processes.table()
 
     # --- the kernel -----------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Newline-delimited JSON frames over a pair of descriptors that never block.
 
 A frame is one JSON object with a string `kind`. Its size is checked before it is parsed: a line
-that grows past `MAX_FRAME` is thrown away up to its end and reported as malformed.
+that grows past `MAX_FRAME` is thrown away up to its end and reported as malformed. A frame with a
+number `payload` is followed by so many bytes as they are: the contents of a file.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import json
 import os
 from typing import Any, Callable
 
-VERSION = 1  # of the protocol; raised with every change that an older peer would not take
+VERSION = 2  # of the protocol; raised with every change that an older peer would not take
 MAX_FRAME = 8 * 1024 * 1024
+MAX_PAYLOAD = 4 * 1024 * 1024
 MAX_QUEUE = 4 * MAX_FRAME
 READ_SIZE = 256 * 1024
 
@@ -40,41 +42,62 @@ def decode(line: bytes) -> Frame:
     return frame
 
 
-class Lines:
-    """Cuts a byte stream into lines, holding no more than one frame of it."""
+class Reader:
+    """Cuts a byte stream into lines and payloads, holding no more than one frame of it."""
 
     def __init__(self, max_line: int = MAX_FRAME) -> None:
         self._max_line = max_line
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._data = bytearray()
+        self._seen = 0  # of the data, without the end of a line in it
         self._skipping = False
 
-    def feed(self, data: bytes) -> list[bytes | None]:
-        """Return the lines that `data` completes; None stands for one that was too long."""
-        found: list[bytes | None] = []
-        *complete, rest = data.split(b"\n")
-        for piece in complete:
-            self._keep(piece)
-            found.append(None if self._skipping else b"".join(self._parts))
-            self._parts, self._size, self._skipping = [], 0, False
-        self._keep(rest)
-        return found
+    def feed(self, data: bytes) -> None:
+        """Take what has come."""
+        self._data += data
 
-    def _keep(self, piece: bytes) -> None:
-        self._size += len(piece)
-        if self._size > self._max_line:
-            self._skipping, self._parts = True, []
-        if piece and not self._skipping:
-            self._parts.append(piece)
+    def line(self) -> bytes | None:
+        """The next line, without its end; None while it is not there; raises `Malformed`."""
+        end = self._data.find(b"\n", self._seen)
+        if end < 0:
+            self._seen = len(self._data)
+            if self._seen > self._max_line:
+                self._skipping = True
+                self._drop(self._seen)
+            return None
+        line = bytes(self._data[:end])
+        self._drop(end + 1)
+        if self._skipping or len(line) > self._max_line:
+            self._skipping = False
+            raise Malformed(f"frame is over {self._max_line} bytes")
+        return line
+
+    def payload(self, size: int) -> bytes | None:
+        """The `size` bytes that follow a frame; None while they are not all there."""
+        if len(self._data) < size:
+            return None
+        payload = bytes(memoryview(self._data)[:size])
+        self._drop(size)
+        return payload
+
+    def _drop(self, size: int) -> None:
+        del self._data[:size]
+        self._seen = 0
 
 
 class Channel:
-    """One peer: frames in, frames out, both without ever blocking."""
+    """One peer: frames in, frames out, both without ever blocking.
 
-    def __init__(self, read_fd: int, write_fd: int, max_line: int = MAX_FRAME) -> None:
+    The payload of a frame becomes its `data`; `max_payload` is the longest that is taken.
+    """
+
+    def __init__(
+        self, read_fd: int, write_fd: int, max_line: int = MAX_FRAME, max_payload: int = 0
+    ) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
-        self._lines = Lines(max_line)
+        self._reader = Reader(max_line)
+        self._max_payload = max_payload
+        self._begun: Frame | None = None  # its payload is still to come
         self._out = bytearray()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
@@ -94,29 +117,39 @@ class Channel:
             return True
         except OSError:
             return False
-        for line in self._lines.feed(data):
-            self._deliver(line, on_frame, on_malformed)
-        return bool(data)
-
-    @staticmethod
-    def _deliver(
-        line: bytes | None,
-        on_frame: Callable[[Frame], None],
-        on_malformed: Callable[[str], None],
-    ) -> None:
-        if line is None:
-            on_malformed(f"frame is over {MAX_FRAME} bytes")
-        elif line.strip():
+        self._reader.feed(data)
+        while True:
             try:
-                frame = decode(line)
+                frame = self._next()
             except Malformed as error:
                 on_malformed(str(error))
-            else:
-                on_frame(frame)
+                continue
+            if frame is None:
+                return bool(data)
+            on_frame(frame)
 
-    def send(self, frame: Frame) -> bool:
+    def _next(self) -> Frame | None:
+        """The next frame, whole; raises `Malformed` for a line that is none."""
+        frame, self._begun = self._begun or self._next_line(), None
+        if frame is not None and "payload" in frame:
+            size = int(number(frame, "payload", 0, self._max_payload))
+            data = self._reader.payload(size)
+            if data is None:
+                self._begun, frame = frame, None
+            else:
+                frame["data"] = data
+        return frame
+
+    def _next_line(self) -> Frame | None:
+        line = self._reader.line()
+        while line is not None and not line.strip():
+            line = self._reader.line()
+        return None if line is None else decode(line)
+
+    def send(self, frame: Frame, payload: bytes = b"") -> bool:
         """Queue a frame and write what goes; False when the peer is gone or takes nothing."""
         self._out += encode(frame)
+        self._out += payload
         return self.flush() and len(self._out) <= MAX_QUEUE
 
     def flush(self) -> bool:

@@ -1,0 +1,112 @@
+"""The short way into a sandbox: shut before user code begins, and never missed where it is not."""
+
+from __future__ import annotations
+
+import io
+from contextlib import closing
+
+import pytest
+
+from sandbox import docker
+from sandbox.docker import DockerSandbox
+from sandbox.door import Door
+from sandbox.hardening import DOOR
+from sandbox.link import SocketLink
+from sandbox.types import Outcome, SandboxSpec
+
+pytestmark = pytest.mark.engine
+
+KNOCK = f"""
+import os, socket, stat
+assert stat.S_ISSOCK(os.stat({DOOR!r}).st_mode)
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+    try:
+        socket.socket(socket.AF_UNIX, kind).connect({DOOR!r})
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+class Blind(Door):
+    """As an engine that does not see this host's files finds it."""
+
+    @classmethod
+    def open(cls):
+        door = super().open()
+        door.path.unlink()
+        return door
+
+
+class Deaf(Door):
+    """As a runtime that lets no unix socket through shows it to the guest."""
+
+    @classmethod
+    def open(cls):
+        door = super().open()
+        door.path.unlink()
+        door.path.touch()
+        return door
+
+
+@pytest.fixture
+def start(job):
+    def started():
+        return DockerSandbox.start(SandboxSpec(job=job))
+
+    return started
+
+
+def is_direct(sandbox):
+    link = sandbox._session._link
+    assert isinstance(link, SocketLink)
+    return not link._is_framed
+
+
+def exchange(sandbox):
+    """A file of more than one part there and back, and a call."""
+    content = bytes(range(256)) * 20_000
+    assert sandbox.write_file("a", io.BytesIO(content)) == len(content)
+    got = io.BytesIO()
+    assert sandbox.read_file("a", got) == len(content)
+    assert got.getvalue() == content
+    return sandbox.python("1 + 1").value
+
+
+def test_calls_and_files_go_past_the_engine(start):
+    with closing(start()) as sandbox:
+        assert is_direct(sandbox)
+        assert exchange(sandbox) == "2"
+
+
+def test_nobody_else_gets_in(start):
+    with closing(start()) as sandbox:
+        assert sandbox.python(KNOCK).output.split() == ["PermissionError"] * 3
+        refused = sandbox.shell(f"rm {DOOR}; mv {DOOR} /tmp/x; chmod 666 {DOOR}; echo x > {DOOR}")
+        assert refused.outcome is Outcome.ERROR
+        assert sandbox.python(KNOCK).output.split() == ["PermissionError"] * 3
+
+
+def test_no_socket_is_left_on_the_host(start):
+    door = Door.open()
+    door.close()
+    before = set(door.path.parent.iterdir())
+    with closing(start()):
+        assert set(door.path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", [Blind, Deaf])
+def test_where_there_is_no_way_through_the_engine_carries_everything(start, monkeypatch, kind):
+    monkeypatch.setattr(docker, "Door", kind)
+    monkeypatch.setattr(docker, "_WITHOUT_DOORS", set())
+    with closing(start()) as sandbox:
+        assert not is_direct(sandbox)
+        assert exchange(sandbox) == "2"
+    assert bool(docker._WITHOUT_DOORS) is (kind is Blind)
+
+
+def test_a_folder_that_others_could_enter_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first = Door.open()
+    first.close()
+    first.path.parent.chmod(0o755)
+    assert Door.open() is None
