@@ -97,7 +97,8 @@ _FAULTS = {  # in our words; pydantic's are kept where they say more
     "extra_forbidden": "is not known",
 }
 MAX_CALL_S = 86_400  # what `sandbox.types.Limits` takes
-MOST = 2**46  # bytes; engines count in 64 bits, and say it badly when that overflows
+MOST = 2**40  # bytes of a sandbox: what a store counts with, so that no sum of them overflows
+_MOST_SHARE = 2**46  # bytes; engines count in 64 bits, and say it badly when that overflows
 # Known here, because every command reads settings, and loading the tools takes long.
 TOOLS = (
     "python_interpreter",
@@ -331,7 +332,9 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="a queued job's sandbox waits so long for another worker",
     )
-    max_losses: int = Field(3, ge=1, description="workers lost in a row before a job is dead")
+    max_losses: int = Field(
+        3, ge=1, le=1000, description="workers lost in a row before a job is dead"
+    )
     engine_wait_s: float = Field(
         60.0, ge=0, le=3600, allow_inf_nan=False, description="for an engine that is away"
     )
@@ -339,7 +342,7 @@ class Settings(BaseSettings):
         None, ge=1, le=1024, description="jobs at a time of a worker; default: its CPUs"
     )
     share_memory: Size | None = Field(
-        None, ge=64 * MIB, le=MOST, description="of this host, for sandboxes; default: 3/4"
+        None, ge=64 * MIB, le=_MOST_SHARE, description="of this host, for sandboxes; default: 3/4"
     )
     share_cpus: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="for sandboxes; default: twice those there are"
@@ -453,15 +456,11 @@ class Loaded(Record):
         names = JOB_SETTINGS & self.origins.keys()
         return self.settings.model_dump(mode="json", include=set(names))
 
-    def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield name, value and origin of every setting; secrets are masked."""
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """Yield name, value as JSON has it, and origin of every setting; secrets are masked."""
         for name in Settings.model_fields:
-            value = getattr(self.settings, name)
-            if isinstance(value, tuple):
-                value = ",".join(value)
-            if name in _SECRETS and name.endswith("_url") and value is not None:
-                value = urls.without_password(value.get_secret_value())
-            yield name, "" if value is None else str(value), self.origins.get(name, "default")
+            value = _plain(name, getattr(self.settings, name))
+            yield name, value, self.origins.get(name, "default")
 
     def said_rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield the same for people: sizes with their unit, and what an unset value comes to."""
@@ -481,8 +480,23 @@ class Loaded(Record):
         for name, shown, origin in self.rows():
             value = getattr(self.settings, name)
             is_unset = value is None or value in ("", (), {})
-            said = shown if name in _SECRETS else _said(name, value)
+            said = str(shown) if name in _SECRETS else _said(name, value)
             yield name, unset.get(name, "none") if is_unset else said, origin
+
+
+def _plain(name: str, value: object) -> object:
+    """A value as JSON has it. Sizes are bytes; nothing of a secret is left."""
+    match value:
+        case SecretStr():
+            is_url = name.endswith("_url")
+            return urls.without_password(value.get_secret_value()) if is_url else str(value)
+        case Path():
+            return str(value)
+        case tuple():
+            return list(value)
+        case dict():
+            return {model: price.model_dump() for model, price in value.items()}
+    return value
 
 
 def _said(name: str, value: object) -> str:

@@ -221,7 +221,7 @@ def test_every_setting_is_shown_with_its_origin(caisson, tmp_path):
     ended = caisson("config", "show", "--json", CAISSON_MEMORY="1g", OPENAI_API_KEY="sk-secret")
     rows = {row["name"]: row for row in ended.object}
     assert rows.keys() == Settings.model_fields.keys()
-    assert rows["pids"] == {"name": "pids", "value": "99", "origin": "caisson.toml"}
+    assert rows["pids"] == {"name": "pids", "value": 99, "origin": "caisson.toml"}
     assert rows["memory"]["origin"] == "CAISSON_MEMORY"
     assert rows["cpus"]["origin"] == "default"
     assert "sk-secret" not in caisson("config", "show", OPENAI_API_KEY="sk-secret").out

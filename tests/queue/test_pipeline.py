@@ -222,7 +222,7 @@ def test_an_end_that_is_told_again_changes_nothing(stage):
 
 def test_an_end_that_nobody_told_is_told_by_a_sweep(stage):
     store, deliver = stage.place.store, {"options": {"task_id": "t1"}, "raise_on_failure": True}
-    too_big = {"memory": 2**45}  # so that no worker takes it
+    too_big = {"memory": 2**40}  # so that no worker takes it
     job_id = stage.place.submit("x = 1", id="t1", deliver=deliver, options=too_big)
     assert cancel(store, job_id) is Status.CANCELLED
     with pytest.raises(JobFailed, match="cancelled"):
@@ -359,7 +359,7 @@ def test_a_task_that_is_revoked_while_it_copies_its_files_has_no_job_that_goes_o
     with file.open("wb") as sparse:
         sparse.truncate(300 * 2**20)
     blobs = stage.place.home / "blobs"
-    too_big = {"memory": 2**45}  # so that no worker takes it
+    too_big = {"memory": 2**40}  # so that no worker takes it
     step = stage.step("1", files=[str(file)], options=too_big)
     result = step.apply_async(task_id="revoked-early")
     eventually(lambda: list(blobs.glob(".partial*")), WAIT_S, 0.005)

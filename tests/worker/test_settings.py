@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
+from annotated_types import Le
 
 from worker.builtin import Workplace, builtin_tools
 from worker.errors import SettingsInvalid
 from worker.messages import Usage
-from worker.settings import TOOLS, Price, Settings, load_settings, parse_size
+from worker.settings import MOST, TOOLS, Price, Settings, load_settings, parse_size
+from worker.store import sql
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +98,24 @@ def test_secrets_are_masked(monkeypatch):
     assert "secret" not in repr(loaded)
 
 
+def test_programs_are_given_values_of_their_own_kind(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    monkeypatch.setenv("CAISSON_PRICES", '{"m": {"input": 1, "output": 2}}')
+    options = {"memory": "1g", "cpus": "0.5", "tools": "shell", "data_dir": "."}
+    rows = list(load_settings(options).rows())
+    values = {name: value for name, value, _ in json.loads(json.dumps(rows))}
+    assert values["memory"] == 2**30
+    assert values["cpus"] == 0.5
+    assert values["send_reasoning"] is False
+    assert values["runtime"] is None
+    assert values["tools"] == ["shell"]
+    assert values["preload"] == []
+    assert values["data_dir"] == "."
+    assert values["prices"] == {"m": {"input": 1.0, "output": 2.0}}
+    assert values["api_key"] == "**********"
+    assert values.keys() == Settings.model_fields.keys()
+
+
 def test_an_unknown_variable_is_an_error_with_the_nearest_name(monkeypatch):
     monkeypatch.setenv("CAISSON_MEMORI", "1g")
     text = refused()
@@ -161,7 +182,7 @@ def test_an_impossible_value_names_setting_value_origin_and_remedy(option, value
     [
         ({"job_timeout_s": "-1"}, "--timeout -1: must be greater than 0"),
         ({"memory": "1m"}, "--memory 1m: must be at least 64 MiB"),
-        ({"memory": "65t"}, "--memory 65t: must be at most 65536 GiB"),
+        ({"memory": "65t"}, "--memory 65t: must be at most 1024 GiB"),
         ({"max_steps": "many"}, "--max-steps many: is not a whole number"),
         ({"cpus": "x"}, "--cpus x: is not a number"),
         ({"cpus": "nan"}, "--cpus nan: is not a finite number"),
@@ -169,6 +190,27 @@ def test_an_impossible_value_names_setting_value_origin_and_remedy(option, value
 )
 def test_an_option_is_named_as_it_was_typed(options, says):
     assert refused(**options) == says
+
+
+def bounded():
+    """Each setting that has a most, and that most."""
+    for name, field in Settings.model_fields.items():
+        for bound in field.metadata:
+            if isinstance(bound, Le):
+                yield name, bound.le
+
+
+@pytest.mark.parametrize(("name", "most"), list(bounded()))
+def test_what_is_above_the_most_is_refused_and_the_most_is_kept_as_asked(name, most):
+    told = refused(**{name: most + 1})
+    assert ": must be at most " in told
+    assert "\n" not in told
+    if name != "call_timeout_s":  # which must not be above another one
+        assert getattr(load_settings({name: most}).settings, name) == most
+
+
+def test_a_store_counts_with_the_most_memory_as_it_is():
+    assert MOST <= sql._MOST
 
 
 @pytest.mark.parametrize(
