@@ -91,8 +91,9 @@ class Station:
     def engine_id(self) -> str:
         """Identity of the engine in use; raises `EngineUnavailable` when it is away now."""
         if self.settings.driver != "process":
-            with closing(Engine()) as engine:  # its door is tried each time; its id stays
-                self._engine_id = self._engine_id or engine.identity()
+            with closing(Engine()) as engine:  # a socket of this host has been tried by now
+                if not (self._engine_id and engine.url.startswith("unix:")):
+                    self._engine_id = engine.identity()
         return self._engine_id
 
     def seen(self) -> WorkerSeen:

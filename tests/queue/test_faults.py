@@ -226,13 +226,16 @@ def processes():
 @pytest.mark.engine
 def test_a_job_is_cancelled_while_its_files_are_taken_out(docked):
     docked.worker()
+    options = {"memory": "2g", "workspace_size": "1g", "max_artifact_bytes": "1g"}
     job_id = docked.submit(
-        "for i in range(12): open(f'f{i}', 'wb').write(bytes([i]) * 14_000_000)", "1"
+        "for i in range(40): open(f'f{i}', 'wb').write(bytes([i]) * 14_000_000)",
+        "1",
+        options=options,
     )
     shelf = docked.home / "artifacts" / job_id
     eventually(lambda: shelf.exists() and any(shelf.iterdir()))
     job = cancelled(docked, job_id)
-    assert 1 <= len(job.artifacts) < 12
+    assert 1 <= len(job.artifacts) < 40
     remarks = [e.text for e in docked.store.events(job_id) if e.kind == "remark"]
     assert "left behind: the job is cancelled" in remarks[0]
 
