@@ -125,9 +125,10 @@ def watch(
     from worker.terminal import make_console
     from worker.trace import Trace
 
-    viewer = _Lines() if as_json else Trace(make_console())
     with open_jobs() as opened:
         meant = opened.find(job_id).job.id
+        whole = f"caisson watch {meant} --json has them"
+        viewer = _Lines() if as_json else Trace(make_console(), whole)
         found = follow(opened, meant, viewer)
     if found is None:
         viewer.hide()

@@ -125,29 +125,44 @@ class Activity:
 
 def write_block(console: Console, text: Text, gutter: str = "", gutter_style: str = "") -> None:
     """Print text behind a gutter, folded to the terminal's width if it is one."""
+    _write_lines(console, _lines(console, text, gutter), gutter, gutter_style)
+
+
+def write_shortened(
+    console: Console, text: Text, gutter: str = "", gutter_style: str = "", *, hint: str = ""
+) -> None:
+    """Print the first and the last lines of a long text, and how much is between them.
+
+    They are counted as they are shown: one long line may be many. `hint` says where all of it is.
+    """
+    lines = _lines(console, text, gutter)
+    left_out = lines[HEAD_LINES:-TAIL_LINES]
+    if len(left_out) > 1:
+        count = sum(len(line) for line in left_out)
+        note = f"… {len(left_out)} more lines, {count:,} characters{hint} …"
+        lines = [*lines[:HEAD_LINES], Text(note, "dim italic"), *lines[-TAIL_LINES:]]
+    _write_lines(console, lines, gutter, gutter_style)
+
+
+def _lines(console: Console, text: Text, gutter: str) -> list[Text]:
     text.expand_tabs(4)
+    lines = list(text.split("\n", allow_blank=True))
+    if not console.is_terminal:
+        return lines
     room = max(20, console.width - len(gutter))
-    lines: Iterable[Text] = text.split("\n", allow_blank=True)
-    if console.is_terminal:
-        lines = (part for line in lines for part in _folded(console, line, room))
+    return [part for line in lines for part in _folded(console, line, room)]
+
+
+def _folded(console: Console, line: Text, width: int) -> Iterable[Text]:
+    # Some texts of Rich's say that they are not to be folded, and then their ends are lost.
+    return line.wrap(console, width, no_wrap=False) if line.cell_len > width else [line]
+
+
+def _write_lines(console: Console, lines: Iterable[Text], gutter: str, gutter_style: str) -> None:
     for line in lines:
         line.rstrip()
         edge = gutter if line else gutter.rstrip()
         console.print(Text.assemble((edge, gutter_style), line), soft_wrap=True)
-
-
-def _folded(console: Console, line: Text, width: int) -> Iterable[Text]:
-    return line.wrap(console, width) if line.cell_len > width else [line]
-
-
-def shortened(text: Text) -> Text:
-    """The first and the last lines of a long text, and how many are between them."""
-    lines = text.split("\n", allow_blank=True)
-    missing = len(lines) - HEAD_LINES - TAIL_LINES
-    if missing <= 1:
-        return text
-    note = Text(f"… {missing} more lines …", style="dim italic")
-    return Text("\n").join([*lines[:HEAD_LINES], note, *lines[-TAIL_LINES:]])
 
 
 def figures(execution: Execution) -> str:

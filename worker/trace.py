@@ -45,7 +45,7 @@ from worker.messages import (
     ToolResult,
 )
 from worker.sizes import said_bytes
-from worker.terminal import Activity, figures, safe, shortened, time_text, write_block
+from worker.terminal import Activity, figures, safe, time_text, write_block, write_shortened
 from worker.tools import shown_arguments
 
 _INDENT = "  "
@@ -158,10 +158,16 @@ class Glance(View):
 
 
 class Trace(View):
-    """Prints the work of a job as it happens."""
+    """Prints the work of a job as it happens.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: Where to.
+        whole: Says where all of what is too long can be had.
+    """
+
+    def __init__(self, console: Console, whole: str = "") -> None:
         super().__init__(console)
+        self._hint = f"; {whole}" if whole else ""
         self._held: Reply | None = None
         self._step = 0
         self._left = ""
@@ -220,7 +226,7 @@ class Trace(View):
         title, style = ("answer", "bold green") if is_answer else (str(self._step), "bold")
         self._rule(title, self._left, style)
         if held.reasoning:
-            self._block(shortened(Text(safe(held.reasoning).strip(), style="dim italic")))
+            self._long(Text(safe(held.reasoning).strip(), style="dim italic"))
         if held.text and not is_answer:
             self._block(Text(safe(held.text)))
 
@@ -239,7 +245,7 @@ class Trace(View):
         if call.repaired:
             self._note("· repaired: ", call.repaired, "yellow")
         if code is not None:
-            self._block(shortened(code), "    ")
+            self._long(code, "    ")
 
     def _result(self, result: ToolResult) -> None:
         mark, style = _MARKS[result.status]
@@ -249,7 +255,7 @@ class Trace(View):
         first, _, rest = result.text.partition("\n")
         body = rest if first.startswith("status:") else result.text
         if body.strip():
-            self._block(shortened(_observation(body)), f"{_INDENT}│ ", "dim")
+            self._long(_observation(body), f"{_INDENT}│ ", "dim")
 
     def _file(self, file: Artifact) -> None:
         line = Text.assemble(
@@ -258,7 +264,7 @@ class Trace(View):
         self._block(line, _INDENT)
 
     def _note(self, mark: str, text: str, style: str) -> None:
-        self._block(shortened(Text(mark + safe(text).strip(), style=style)), _INDENT)
+        self._long(Text(mark + safe(text).strip(), style=style))
 
     def _show_change(self, what: str) -> None:
         self._activity.hide()
@@ -301,6 +307,9 @@ class Trace(View):
 
     def _block(self, text: Text, gutter: str = _INDENT, gutter_style: str = "") -> None:
         write_block(self._console, text, gutter, gutter_style)
+
+    def _long(self, text: Text, gutter: str = _INDENT, gutter_style: str = "") -> None:
+        write_shortened(self._console, text, gutter, gutter_style, hint=self._hint)
 
     def _line(self, text: Text | None = None) -> None:
         self._console.print(text or "", soft_wrap=True)

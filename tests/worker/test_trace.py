@@ -152,3 +152,50 @@ def test_a_view_whose_reader_went_away_says_so():
     assert not view.is_gone
     view.on_change("another worker")
     assert view.is_gone
+
+
+def shown_call(code, *, width=80, is_terminal=True, whole=""):
+    """The lines of a call of the shell."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=is_terminal, width=width, color_system=None)
+    view = Trace(console, whole)
+    call = ToolCall(id="c1", name="shell", arguments=json.dumps({"command": code}))
+    history = History(Job(id="j", goal="g"))
+    spoken = Reply(message=Message(role=Role.ASSISTANT, tool_calls=(call,)))
+    for event in (SandboxOpened(place="p"), ReplyAdded(reply=spoken)):
+        history.add(event)
+        view.on_event(event, history)
+    result = ResultAdded(
+        result=ToolResult(call_id="c1", name="shell", status=ResultStatus.OK, text="")
+    )
+    view.on_event(result, history)
+    lines = file.getvalue().split("shell  call 1\n")[1].splitlines()
+    return [line[4:] for line in lines if line.startswith("    ")]
+
+
+def test_one_long_line_of_code_is_folded_and_its_end_is_there():
+    code = " && ".join(f"step{number} --flag" for number in range(60))
+    lines = shown_call(code)
+    assert len(lines) > 10
+    assert " ".join(lines) == code
+    assert max(map(len, lines)) <= 76
+
+
+def test_a_word_that_is_longer_than_a_line_is_folded_too():
+    assert "".join(shown_call("x" * 500 + "END")) == "x" * 500 + "END"
+
+
+def test_what_is_very_long_is_shown_by_both_ends_with_how_much_is_missing_and_where_it_is():
+    code = "".join(f"{number:04} " for number in range(2000)) + "END"
+    lines = shown_call(code, whole="caisson watch j --json has them")
+    assert len(lines) == 41
+    assert lines[0].startswith("0000 0001 ")
+    assert lines[-1].endswith("1999 END")
+    note = "".join(line for line in lines if "…" in line)
+    assert note == "… 94 more lines, 7,050 characters; caisson watch j --json has them …"
+
+
+def test_many_lines_of_code_are_shown_by_both_ends_in_a_pipe_as_well():
+    lines = shown_call("\n".join(f"echo {number}" for number in range(100)), is_terminal=False)
+    assert lines[29:32] == ["echo 29", "… 60 more lines, 420 characters …", "echo 90"]
+    assert shown_call("x" * 9000, is_terminal=False) == ["x" * 9000]
