@@ -1,8 +1,8 @@
 """Loop detection: the same thing again becomes a nudge, then a refusal, then the end.
 
-Everything is derived from the stored job and counted once per step. What makes two calls the same
-is the tool and its canonical arguments (for code: without comments and white space); what makes
-two outcomes the same is what was printed and raised, without addresses. A changed outcome is
+Everything is derived from the stored job, and each step of it is read once. What makes two calls
+the same is the tool and its canonical arguments (for code: without comments and white space); what
+makes two outcomes the same is what was printed and raised, without addresses. A changed outcome is
 progress: looking again at something that moves is no loop.
 """
 
@@ -14,6 +14,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 
 from sandbox.types import Outcome
 from worker.arguments import read_arguments
@@ -32,6 +33,7 @@ _WAITING = re.compile(
 _NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER)
 
 Step = tuple[tuple[str, str], ...]  # the (call, outcome) pairs of one step
+Outcomes = list[tuple[str, str, bool]]  # call, outcome, and whether the call was blocked
 
 
 # ---- what is the same
@@ -42,7 +44,7 @@ def same_call(call: ToolCall) -> str:
     return _canonical(call.name, call.arguments)
 
 
-@lru_cache(maxsize=256)  # each step compares the same few calls again
+@lru_cache(maxsize=1024)  # a call is looked at again for the others of its turn
 def _canonical(name: str, text: str) -> str:
     try:
         arguments, _ = read_arguments(text)
@@ -75,7 +77,12 @@ def same_outcome(result: ToolResult) -> str:
         return "\n".join(result.text.splitlines()[1:])
     error = f"{done.error.type}: {done.error.message}" if done.error else ""
     told = f"{done.outcome} {done.exit_code} {error}\n{done.value}\n{done.output}"
-    return _ADDRESS.sub("0x", told)
+    return _without_addresses(told)
+
+
+def _without_addresses(text: str) -> str:
+    # Most texts have none, which a search for two letters finds out a hundred times faster.
+    return _ADDRESS.sub("0x", text) if "0x" in text else text
 
 
 def _error_of(turn: Turn) -> str | None:
@@ -83,7 +90,7 @@ def _error_of(turn: Turn) -> str | None:
     for result in reversed(turn.results.values()):
         done = result.execution
         if done and done.error:
-            return f"{done.error.type}: {_ADDRESS.sub('0x', done.error.message)}"
+            return f"{done.error.type}: {_without_addresses(done.error.message)}"
         if result.status is ResultStatus.REFUSED:
             return "\n".join(result.text.splitlines()[1:3])
         if result.status is ResultStatus.ERROR and done and done.output.strip():
@@ -91,25 +98,52 @@ def _error_of(turn: Turn) -> str | None:
     return None
 
 
-def _step_of(turn: Turn, blocked: dict[str, str]) -> Step:
-    """The calls of a step with their outcomes; a blocked call keeps the one it had before."""
-    pairs = []
+def _outcomes_of(turn: Turn) -> Outcomes:
+    found = []
     for call in turn.calls:
-        key, result = same_call(call), turn.results.get(call.id)
-        if result is None:
-            continue
-        if result.status is ResultStatus.SKIPPED:
-            outcome = blocked.get(key, result.text)
-        else:
-            outcome = blocked[key] = same_outcome(result)
-        pairs.append((key, outcome))
-    return tuple(dict.fromkeys(pairs))
+        if result := turn.results.get(call.id):
+            is_blocked = result.status is ResultStatus.SKIPPED
+            outcome = result.text if is_blocked else same_outcome(result)
+            found.append((same_call(call), outcome, is_blocked))
+    return found
 
 
-def steps_of(turns: Iterable[Turn]) -> list[Step]:
-    """The turns as they are compared."""
-    outcomes: dict[str, str] = {}
-    return [_step_of(turn, outcomes) for turn in turns]
+def _steps(outcomes: Iterable[Outcomes]) -> list[Step]:
+    """Steps as they are compared; a blocked call keeps the outcome that it had before."""
+    known: dict[str, str] = {}
+    steps = []
+    for step in outcomes:
+        pairs: dict[tuple[str, str], None] = {}
+        for key, outcome, is_blocked in step:
+            if not is_blocked:
+                known[key] = outcome
+            pairs[key, known.get(key, outcome)] = None
+        steps.append(tuple(pairs))
+    return steps
+
+
+class Trail:
+    """The latest turns with calls, as they are compared: a view of a history (`History.view`)."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._outcomes: dict[int, Outcomes] = {}
+        self._extent = (0, 0)
+        self._latest: tuple[list[Turn], list[Step]] = ([], [])
+
+    def latest(self, reach: int, end: int) -> tuple[list[Turn], list[Step]]:
+        """The last `reach` turns with calls before number `end`, whose calls all have results."""
+        if self._extent != (reach, end):
+            turns = self._history.turns
+            near = range(max(1, end - 2 * reach), end)
+            numbers = [number for number in near if turns[number].calls][-reach:]
+            known = self._outcomes
+            self._outcomes = {
+                n: known[n] if n in known else _outcomes_of(turns[n]) for n in numbers
+            }
+            self._latest = [turns[n] for n in numbers], _steps(self._outcomes.values())
+            self._extent = reach, end
+        return self._latest
 
 
 # ---- how often
@@ -173,13 +207,9 @@ class LoopHook(Hook):
         cycle = limits.cycle_length * (limits.cycle_repeats + 1)
         self._reach = 2 + max(limits.stop * limits.poll_factor, limits.error_stop, cycle)
 
-    def _turns(self, history: History) -> list[Turn]:
-        """The last turns with calls; no rung of the ladder looks further back."""
-        return [turn for turn in history.steps[-2 * self._reach :] if turn.calls][-self._reach :]
-
     def before_model(self, run: Run) -> None:
-        turns = self._turns(run.history)
-        steps = steps_of(turns)
+        trail = run.history.view(Trail)
+        turns, steps = trail.latest(self._reach, len(run.history.turns))
         self._judge_repeats(run, steps, turns)
         self._judge_errors(run, turns)
         self._judge_cycles(run, steps)
@@ -191,8 +221,9 @@ class LoopHook(Hook):
         twins = [c for c in turn.calls if same_call(c) == key]
         if len(twins) > 2 and call.id != twins[0].id and not self._limits.observe:  # noqa: PLR2004
             raise SkipCall(notice("twice", number=run.history.number(twins[0].id)))
-        earlier = [t for t in self._turns(run.history) if t is not turn]
-        count = trailing_repeats(steps_of(earlier), key)
+        trail = run.history.view(Trail)
+        earlier, steps = trail.latest(self._reach, len(run.history.turns) - 1)
+        count = trailing_repeats(steps, key)
         if count + 1 >= self._limits.block * self._factor(earlier) and not self._limits.observe:
             result = self._last_result(earlier, key)
             raise SkipCall(notice("blocked", count=count, earlier=result))
@@ -223,10 +254,9 @@ class LoopHook(Hook):
             self._nudge(run, notice(key, count=count), f"repeat:{count}")
 
     def _judge_errors(self, run: Run, turns: Sequence[Turn]) -> None:
-        errors = [_error_of(turn) for turn in turns]
-        if not errors or (last := errors[-1]) is None:
+        if not turns or (last := _error_of(turns[-1])) is None:
             return
-        count = next((i for i, e in enumerate(reversed(errors)) if e != last), len(errors))
+        count = sum(1 for _ in takewhile(lambda turn: _error_of(turn) == last, reversed(turns)))
         if count >= self._limits.error_stop:
             self._stop(run, f"the same error came {count} times: {last}")
         elif count == self._limits.error_nudge:

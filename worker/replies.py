@@ -8,6 +8,7 @@ all the same.
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from worker.errors import SkipCall, Stop
 from worker.history import History
@@ -76,7 +77,7 @@ class ReplyHook(Hook):
 def _faults_before(history: History) -> int:
     """How many replies directly before the last one were sent back."""
     count = 0
-    for turn in reversed(history.steps[:-1]):
+    for turn in islice(reversed(history.turns), 1, None):
         was_cut = turn.reply is not None and turn.reply.finish is not Finish.STOP
         if not was_cut and not any(n.reason.startswith("reply:") for n in turn.notices):
             break

@@ -215,8 +215,7 @@ class Toolbox:
         self, item: Tool, context: CallContext, arguments: Wire, begun: CallStarted | None
     ) -> Observation:
         seen = Observation(context.number, status=ResultStatus.OK, network=self._network)
-        earlier = (result.execution for _, result in context.history.results())
-        seen.lost_names = tuple(name for done in earlier if done for name in done.lost_names)
+        seen.lost_names = context.history.lost_names
         try:
             value = self._value(item, context, arguments, begun)
         except ToolError as error:

@@ -22,7 +22,7 @@ def read_output_tool(place: Workplace) -> Tool:
         page: Annotated[int, Field(ge=1, description="1 is the first")] = 1,
     ) -> str:
         """Show the whole output of an earlier call, page by page."""
-        result = dict(context.history.results()).get(call)
+        result = context.history.result(call)
         if result is None:
             raise ToolError(f"there is no finished call {call}")
         text = _whole(place, result)
