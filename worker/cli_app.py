@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
@@ -43,19 +43,6 @@ if TYPE_CHECKING:
     from sandbox.doctor import Check
     from worker.cli_exec import Call
     from worker.trace import Glance, Trace
-
-
-app = typer.Typer(
-    name="caisson",
-    help="An agent worker whose code runs in throwaway, locked-down containers.",
-    epilog=EXIT_CODES,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # Rich's help is drawn in 200 ms, plain help in 20
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-config_app = typer.Typer(rich_markup_mode=None, help="Look at the settings in force.")
-app.add_typer(config_app, name="config")
 
 
 # ---- how a command is run
@@ -111,7 +98,6 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it.")
@@ -124,7 +110,6 @@ def root(
 # ---- run
 
 
-@app.command(epilog=EXIT_CODES)
 def run(
     goal: Goal,
     *,
@@ -173,22 +158,9 @@ def _quiet_view() -> Glance:
     return Glance(make_console(sys.stderr))
 
 
-# ---- queued jobs
-
-app.command("submit", epilog=EXIT_CODES)(cli_submit.submit)
-app.command("jobs", epilog=DONE_CODES)(cli_jobs.jobs)
-app.command("show", epilog=DONE_CODES)(cli_jobs.show)
-app.command("watch", epilog=EXIT_CODES)(cli_jobs.watch)
-app.command("cancel", epilog=DONE_CODES)(cli_jobs.cancel)
-app.command("artifacts", epilog=DONE_CODES)(cli_jobs.artifacts)
-cli_worker.register(app)
-app.add_typer(cli_jobs.db, name="db")
-
-
 # ---- exec
 
 
-@app.command("exec", epilog="Exit codes: 0 every call could be run, 2 wrong use, 5 one could not.")
 def execute(
     *,
     python: Annotated[str | None, typer.Option(metavar="CODE", help="Python code.")] = None,
@@ -253,9 +225,6 @@ def _calls(given: dict[str, str | None], script: str | None) -> Iterable[Call]:
 # ---- doctor, config
 
 
-@app.command(
-    epilog="Exit codes: 0 all checks hold, 4 one does not (so also without an engine), 2 wrong use."
-)
 def doctor(
     image: Annotated[
         str | None, typer.Option(metavar="NAME", help="The image to check with.")
@@ -290,7 +259,6 @@ def _no_isolation(driver: str) -> Check:
     return Check(check="driver", ok=False, detail=detail)
 
 
-@config_app.command("show")
 def config_show(as_json: AsJson = False) -> None:
     """Show every setting, its value, and where it comes from."""
     from worker.settings import load_settings
@@ -304,3 +272,58 @@ def config_show(as_json: AsJson = False) -> None:
     from worker.terminal import make_console, write_settings
 
     write_settings(make_console(), loaded.said_rows())
+
+
+# ---- all of them
+
+_EXEC_CODES = "Exit codes: 0 every call could be run, 2 wrong use, 5 one could not."
+_DOCTOR_CODES = (
+    "Exit codes: 0 all checks hold, 4 one does not (so also without an engine), 2 wrong use."
+)
+_WORKER_CODES = (
+    "Exit codes: 0 stopped, or consuming (--check); 2 wrong use; 5 infrastructure, or "
+    "ended before it had let go of its jobs."
+)
+_BEAT_CODES = "Exit codes: 0 stopped, 2 wrong use, 5 infrastructure."
+_COMMANDS: tuple[tuple[str, Callable[..., object], str], ...] = (
+    ("run", run, EXIT_CODES),
+    ("submit", cli_submit.submit, EXIT_CODES),
+    ("jobs", cli_jobs.jobs, DONE_CODES),
+    ("show", cli_jobs.show, DONE_CODES),
+    ("watch", cli_jobs.watch, EXIT_CODES),
+    ("cancel", cli_jobs.cancel, DONE_CODES),
+    ("artifacts", cli_jobs.artifacts, DONE_CODES),
+    ("worker", cli_worker.worker, _WORKER_CODES),
+    ("beat", cli_worker.beat, _BEAT_CODES),
+    ("reap", cli_worker.reap, DONE_CODES),
+    ("exec", execute, _EXEC_CODES),
+    ("doctor", doctor, _DOCTOR_CODES),
+    ("config show", config_show, DONE_CODES),
+    ("db upgrade", cli_jobs.upgrade, DONE_CODES),
+)
+_GROUPS = {"config": "Look at the settings in force.", "db": "Tend the database."}
+
+
+def _command_line() -> typer.Typer:
+    """All commands, each by its whole name."""
+    made = typer.Typer(
+        name="caisson",
+        epilog=EXIT_CODES,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # Rich's help is drawn in 200 ms, plain help in 20
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(root)
+    groups = {"": made}
+    for name, about in _GROUPS.items():
+        # With a callback it is a group although it has one command.
+        groups[name] = typer.Typer(rich_markup_mode=None, help=about, callback=lambda: None)
+        made.add_typer(groups[name], name=name)
+    for full_name, function, codes in _COMMANDS:
+        group, _, name = full_name.rpartition(" ")
+        groups[group].command(name, epilog=codes)(function)
+    return made
+
+
+app = _command_line()

@@ -289,15 +289,6 @@ def artifacts(
 # ---- db
 
 
-db = typer.Typer(rich_markup_mode=None, help="Tend the database.")
-
-
-@db.callback()
-def _db() -> None:
-    """Tend the database."""
-
-
-@db.command()
 def upgrade(*, as_json: AsJson = False) -> int:
     """Bring the database to the schema of this version; what is stored stays."""
     import sys

@@ -11,25 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.cli_options import DONE_CODES, Exit
+from worker.cli_options import AsJson, Exit
 from worker.cli_store import broker_fault
 from worker.errors import CaissonError, Infrastructure, InputInvalid, UsageError
 
 if TYPE_CHECKING:
     from worker.settings import Settings
     from worker.store.base import Store
-
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(
-        epilog="Exit codes: 0 stopped, or consuming (--check); 2 wrong use; 5 infrastructure, or "
-        "ended before it had let go of its jobs."
-    )(worker)
-    app.command(epilog="Exit codes: 0 stopped, 2 wrong use, 5 infrastructure.")(beat)
-    app.command(epilog=DONE_CODES)(reap)
 
 
 def worker(
