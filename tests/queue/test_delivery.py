@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.delivery import JobResult, Turn, failure_of, result_of
-from worker.errors import InputInvalid
 from worker.messages import Artifact, FinishReason, Job, JobError, Status
-from worker.tasks import read_step
 
 
 def job_with(answer="42", files=0, **fields):
@@ -75,38 +73,6 @@ def test_a_failure_is_one_line_with_the_job_and_the_reason():
     )
     assert failure_of(job) == "job j1 (failed, budget): 30 of 30 steps are used"
     assert len(failure_of(job_with(error=JobError(type="E", message="x" * 10_000)))) == 2000
-
-
-@pytest.mark.parametrize(
-    ("texts", "fields", "goal", "data"),
-    [
-        (["goal"], {}, "goal", None),
-        ([{"rows": 3}, "goal"], {}, "goal", {"rows": 3}),
-        ([{"rows": 3}], {"goal": "goal"}, "goal", {"rows": 3}),
-        ([], {"goal": "goal"}, "goal", None),
-    ],
-)
-def test_the_last_text_is_the_goal_and_what_comes_before_is_data(texts, fields, goal, data):
-    step = read_step(texts, fields)
-    assert (step.goal, step.data) == (goal, data)
-
-
-@pytest.mark.parametrize(
-    ("texts", "fields", "what"),
-    [
-        ([], {}, "goal: field required"),
-        ([1, 2, "goal"], {}, "takes a goal and what the task before it returned"),
-        ([{"rows": 3}], {}, "goal: input should be a valid string"),
-        (["goal"], {"colour": "red"}, "colour: extra inputs are not permitted"),
-        (["goal"], {"priority": "high"}, "priority: input should be a valid integer"),
-        (["goal"], {"priority": 101}, "priority: input should be less than or equal to 100"),
-    ],
-)
-def test_wrong_arguments_are_one_line(texts, fields, what):
-    with pytest.raises(InputInvalid) as caught:
-        read_step(texts, fields)
-    assert what in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_turn_to_say_an_end_is_one_process_at_a_time_and_one_task_apart(tmp_path):

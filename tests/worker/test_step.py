@@ -19,9 +19,22 @@ def complaint(*texts, **fields):
     return said.removeprefix("worker.tasks.run: ")
 
 
-def test_the_last_text_is_the_goal_and_what_comes_before_it_was_returned():
-    step = read_step([{"rows": 3}, "count"], {"files": ["a.csv"]})
-    assert (step.goal, step.data, step.files) == ("count", {"rows": 3}, (Path("a.csv"),))
+@pytest.mark.parametrize(
+    ("texts", "fields", "goal", "data"),
+    [
+        (["goal"], {}, "goal", None),
+        ([{"rows": 3}, "goal"], {}, "goal", {"rows": 3}),
+        ([{"rows": 3}], {"goal": "goal"}, "goal", {"rows": 3}),
+        ([], {"goal": "goal"}, "goal", None),
+    ],
+)
+def test_the_last_text_is_the_goal_and_what_comes_before_is_data(texts, fields, goal, data):
+    step = read_step(texts, fields)
+    assert (step.goal, step.data) == (goal, data)
+
+
+def test_paths_are_a_list_of_texts_and_there_are_no_more_than_two_texts():
+    assert read_step(["count"], {"files": ["a.csv"]}).files == (Path("a.csv"),)
     assert "takes a goal and what the task before it returned" in complaint("a", "b", "c")
 
 
