@@ -123,13 +123,13 @@ def guest_config(
         "relay_address": RELAY_ADDRESS,
         "door": door,
         "max_life_s": limits.max_life_s,
+        "spare_s": spec.spare_s,
         "linger_s": spec.linger_s,
         "memory_bytes": limits.memory_bytes,
         "pids": limits.pids,
         "output_bytes": limits.output_bytes,
         "spill_bytes": limits.spill_bytes,
         "output_kill_bytes": limits.output_kill_bytes,
-        "preload": list(spec.preload),
     }
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
 from sandbox import bundle
 from sandbox.door import Door, wait_for_either
-from sandbox.driver import ENDING_S, GuestSandbox, describe_end, wait_until
+from sandbox.driver import ENDING_S, GuestSandbox, Over, describe_end, wait_until
 from sandbox.engine import Engine
 from sandbox.errors import (
+    Detached,
     GuestTimeout,
     LinkLost,
     SandboxLost,
@@ -37,21 +39,50 @@ START_S = 60.0
 ADOPT_S = 20.0
 LOOK_S = 1.0  # between two looks at whether the other side is still there
 FENCE_S = 5.0
+TAKE_S = 2.0
 WARNING_S = 0.05
 _WITHOUT_DOORS: set[str] = set()  # engines that do not see this host's files
 
 
 Harden = Callable[..., dict[str, object]]
+Remove = Callable[[str], None]  # of a container, by somebody else and later
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A container that waits for its job, and the link to it."""
+
+    container: str
+    link: SocketLink
+    made_at: float
 
 
 class DockerSandbox(GuestSandbox):
     """One container. Made by `start` or `adopt`, never shared between jobs or threads."""
 
-    def __init__(self, engine: Engine, container: str, session: Session) -> None:
+    def __init__(
+        self,
+        engine: Engine | str | None,
+        container: str,
+        session: Session,
+        *,
+        remove: Remove | None = None,
+        waited_s: float = 0.0,
+    ) -> None:
         super().__init__(session)
         self.container = container
-        self._engine = engine
+        self._at = engine
+        self._remove = remove
+        self._waited_s = waited_s  # for its job, as a spare
+        self._made_at = time.time()
         self._is_surely_ours = False
+
+    @property
+    def _engine(self) -> Engine:
+        """The engine, from the first time on that it is needed; raises `EngineUnavailable`."""
+        if not isinstance(self._at, Engine):
+            self._at = Engine(self._at)
+        return self._at
 
     @property
     def place(self) -> str:
@@ -73,7 +104,7 @@ class DockerSandbox(GuestSandbox):
             spec,
             command=bundle.guest_command(),
             uid=secrets.choice(SANDBOX_UIDS),
-            deadline=time.time() + spec.limits.max_life_s,
+            deadline=time.time() + spec.longest_s,
             image_volumes=volumes,
         )
         name = f"caisson-{spec.job[:60]}-{secrets.token_hex(4)}"
@@ -83,8 +114,61 @@ class DockerSandbox(GuestSandbox):
             container, door = _create(engine, options, name)
             with closing(door) if door else contextlib.nullcontext():
                 session = _greet(engine, container, spec, door)
+            undo.callback(session.close)
+            session.preload(spec.preload)
             undo.pop_all()
         return cls(engine, container, session)
+
+    @classmethod
+    def take(
+        cls,
+        spare: Spare,
+        spec: SandboxSpec,
+        *,
+        engine_url: str | None = None,
+        remove: Remove | None = None,
+    ) -> Self:
+        """Make a spare the sandbox of a job; raises `SandboxUnavailable` if it is no good.
+
+        No word is said to the engine. `remove` is called with its id when it is to be removed.
+        """
+        session = Session(spare.link, spec)
+        try:
+            session.hello(TAKE_S)
+            session.preload(spec.preload)
+        except BaseException:
+            session.close()
+            raise
+        return cls(
+            engine_url,
+            spare.container,
+            session,
+            remove=remove,
+            waited_s=time.time() - spare.made_at,
+        )
+
+    def preload(self, names: Sequence[str]) -> None:
+        """Have libraries loaded for the interpreter, before the first call; takes seconds."""
+        with self._guarded():
+            self._session.preload(names)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a spare waits as it should: its link is open, and it says nothing unasked."""
+        return self._direct.is_quiet()
+
+    @property
+    def _direct(self) -> SocketLink:
+        link = self._session.link
+        if not isinstance(link, SocketLink):
+            raise AssertionError("a container has no other")  # noqa: TRY004 - cannot be
+        return link
+
+    def give_away(self) -> Spare:
+        """Let go of a sandbox that is a spare; it belongs to whoever takes it."""
+        self._conclude(Over(Detached, "it was given away"))
+        self._release()
+        return Spare(self.container, self._direct, self._made_at)
 
     @classmethod
     def adopt(cls, container: str, spec: SandboxSpec, *, engine_url: str | None = None) -> Self:
@@ -141,7 +225,11 @@ class DockerSandbox(GuestSandbox):
     def _discard(self) -> None:
         # An engine that is away removes nothing; the container ends by itself, without a host.
         with contextlib.suppress(SandboxUnavailable):
-            if self._is_surely_ours or not self._is_taken_over():
+            if not self._is_surely_ours and self._is_taken_over():
+                return
+            if self._remove is not None:
+                self._remove(self.container)
+            else:
                 self._engine.remove(self.container)
 
     def _is_taken_over(self) -> bool:
@@ -162,7 +250,8 @@ class DockerSandbox(GuestSandbox):
         return False
 
     def _release(self) -> None:
-        self._engine.close()
+        if isinstance(self._at, Engine):
+            self._at.close()
 
     def _how_ended(self) -> str | None:
         """Ask the engine how the container ended."""
@@ -173,7 +262,7 @@ class DockerSandbox(GuestSandbox):
             if state is None:
                 return "the container was removed from outside"
             if not state["Running"]:
-                return _end_in_words(state, self.spec)
+                return _end_in_words(state, self.spec, self._waited_s)
         return None
 
 
@@ -243,7 +332,7 @@ def _find_running(engine: Engine, container: str, spec: SandboxSpec) -> str:
     known = engine.inspect(container)
     if known is None:
         raise SandboxLost("the container was removed from outside")
-    if known["Config"]["Labels"].get("caisson.job") != spec.job:
+    if not _may_be_of(known["Config"]["Labels"], spec):
         raise SandboxLost(f"the container {container} is not one of job {spec.job}")
     if not known["State"]["Running"]:
         engine.remove(known["Id"])
@@ -251,14 +340,21 @@ def _find_running(engine: Engine, container: str, spec: SandboxSpec) -> str:
     return str(known["Id"])
 
 
-def _end_in_words(state: dict[str, Any], spec: SandboxSpec) -> str:
+def _may_be_of(labels: dict[str, str], spec: SandboxSpec) -> bool:
+    """Whether a container was made for a job, or for any job of its store."""
+    if "caisson.spare" in labels:
+        return labels.get("caisson.store") == spec.store
+    return labels.get("caisson.job") == spec.job
+
+
+def _end_in_words(state: dict[str, Any], spec: SandboxSpec, waited_s: float = 0.0) -> str:
     """Say how a container that does not run has ended."""
     if state["Status"] == "created":
         return "the container was never started"
     return describe_end(
         state["ExitCode"],
         was_out_of_memory=bool(state["OOMKilled"]) and state["ExitCode"] != 0,
-        age_s=_age_s(state),
+        age_s=_age_s(state) - waited_s,
         life_s=spec.limits.max_life_s,
     )
 

@@ -321,7 +321,8 @@ def _labels(spec: SandboxSpec, deadline: float) -> dict[str, str]:
         "caisson.store": spec.store,
         "caisson.deadline": str(math.ceil(deadline)),
         # The same for whoever goes by the engine's clock, which may not be this host's.
-        "caisson.max_life_s": str(math.ceil(spec.limits.max_life_s)),
+        "caisson.max_life_s": str(math.ceil(spec.longest_s)),
+        **({"caisson.spare": "yes"} if spec.spare_s else {}),
     }
 
 

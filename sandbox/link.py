@@ -6,6 +6,7 @@ Limits of this module: it trusts nothing it reads; sizes are the session's to bo
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import time
@@ -55,7 +56,7 @@ class SocketLink:
         self, stream: socket.socket, *, is_framed: bool, holders: Iterable[Closable] = ()
     ) -> None:
         self._stream = stream
-        self._is_framed = is_framed
+        self.is_framed = is_framed
         # What an HTTP library has wrapped around the socket: the socket closes only with them,
         # and some of them close it when they are collected as garbage.
         self._holders = tuple(holders)
@@ -86,7 +87,7 @@ class SocketLink:
                 raise LinkLost(f"the link to the sandbox broke: {error}") from error
             if not data:
                 raise LinkLost("the link to the sandbox has ended")
-            output = self._unframe(data) if self._is_framed else data
+            output = self._unframe(data) if self.is_framed else data
             if output:
                 return output
 
@@ -119,6 +120,18 @@ class SocketLink:
     def fileno(self) -> int:
         return self._stream.fileno()
 
+    def is_quiet(self) -> bool:
+        """Whether it is open, and nothing has been said that nobody has read."""
+        waiting = select.poll()
+        waiting.register(self._stream, select.POLLIN)
+        return not self._raw and not waiting.poll(0)
+
+    def drop(self) -> None:
+        """Close this process's copy of it; another process has one and goes on."""
+        for holder in (*self._holders, self._stream):
+            with contextlib.suppress(ValueError):  # it flushes what another of them has closed
+                holder.close()
+
     def hang_up(self) -> None:
         """End it, from any thread: whoever sends or receives gets `LinkLost` at once."""
         # Not `close`: the number of a closed socket may be another file's a moment later, under
@@ -129,6 +142,4 @@ class SocketLink:
     def close(self) -> None:
         """Hang up and free what it holds, when nobody uses it any more; safe to call twice."""
         self.hang_up()
-        for holder in (*self._holders, self._stream):
-            with contextlib.suppress(ValueError):  # it flushes what another of them has closed
-                holder.close()
+        self.drop()

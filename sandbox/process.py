@@ -70,6 +70,7 @@ class ProcessSandbox(GuestSandbox):
             deadline = time.monotonic() + START_S
             nonce = session.say_hello(deadline, bundle.luggage({**config, "linger_s": 0.0}))
             session.hear_hello(nonce, deadline)
+            session.preload(spec.preload)
         except BaseException:
             sandbox.close()
             raise

@@ -78,6 +78,12 @@ class Known(Answer):
     kind: Literal["running", "unknown"]
 
 
+class Preloaded(Answer):
+    """The libraries are loaded, as far as they can be."""
+
+    kind: Literal["preloaded"]
+
+
 class Written(Answer):
     """So many bytes are in the file now."""
 
@@ -141,7 +147,7 @@ class Result(Answer):
     limits_met: Annotated[list[Text], Field(max_length=10)]
 
 
-Frame = Hello | Declined | Stale | Known | Written | Data | Files | Result
+Frame = Hello | Declined | Stale | Known | Preloaded | Written | Data | Files | Result
 
 _adapter: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="kind")])
 

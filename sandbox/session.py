@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from typing import BinaryIO, TypeVar
 
 from sandbox import protocol
@@ -32,6 +33,7 @@ from sandbox.protocol import (
     Frame,
     Hello,
     Known,
+    Preloaded,
     Result,
     Stale,
     Written,
@@ -40,6 +42,7 @@ from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome, 
 
 CHUNK = 2 * 1024 * 1024
 ANSWER_S = 30.0  # for what takes milliseconds, on a machine that is busy
+PRELOAD_S = 60.0
 ENDING_S = 15.0  # on top of a call's limit: the guest's grace, its clean-up, a busy machine
 MAX_SAID = 4 * MAX_FRAME  # in answer to one request
 MAX_FRAMES = 1000
@@ -54,7 +57,7 @@ class Session:
 
     def __init__(self, link: Link, spec: SandboxSpec) -> None:
         self.spec = spec
-        self._link = link
+        self.link = link
         self._reader = Reader(MAX_FRAME)
         self._payload = b""  # of the last frame that had one
         self._to_acknowledge: list[str] = []
@@ -95,9 +98,17 @@ class Session:
 
     def move(self, link: Link, deadline: float) -> str:
         """Go on over another link to the same guest, from its hello on; returns the nonce."""
-        self._link.close()
-        self._link = link
+        self.link.close()
+        self.link = link
         return self.say_hello(deadline)
+
+    def preload(self, names: Sequence[str]) -> None:
+        """Have libraries loaded for the interpreter, before its first call; takes seconds."""
+        if not names:
+            return
+        asked = uuid.uuid4().hex
+        self._request("preload", id=asked, names=list(names))
+        self._await(asked, PRELOAD_S, Preloaded)
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -192,15 +203,15 @@ class Session:
 
     def hang_up(self) -> None:
         """End the conversation from any thread; a call in flight gets `LinkLost` at once."""
-        self._link.hang_up()
+        self.link.hang_up()
 
     def close(self) -> None:
         """Close the link, when no call is in flight."""
-        self._link.close()
+        self.link.close()
 
     def last_words(self) -> str:
         """What the guest's process has written to its standard error."""
-        return self._link.last_words()
+        return self.link.last_words()
 
     # --- frames ---------------------------------------------------------------------------
 
@@ -211,7 +222,7 @@ class Session:
 
     def _send(self, data: bytes, deadline: float) -> None:
         with self._sending:
-            self._link.send(data, deadline)
+            self.link.send(data, deadline)
 
     def _await(self, asked: str, timeout_s: float, kind: type[T]) -> T:
         """Wait for the answer to `asked`; late answers to earlier requests are passed over."""
@@ -250,7 +261,7 @@ class Session:
         return line
 
     def _receive(self, deadline: float) -> None:
-        data = self._link.receive(deadline)
+        data = self.link.receive(deadline)
         self._received_bytes += len(data)
         if self._received_bytes > MAX_SAID:
             raise ProtocolError("the guest talks without end")

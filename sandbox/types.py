@@ -74,7 +74,17 @@ class SandboxSpec(Record):
     job: str = Field("adhoc", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
     owner: str = ""
     store: str = Field("", description="identity of the store that keeps the job; empty: ad hoc")
-    generation: int = Field(1, ge=1, description="fencing token; a guest refuses a lower one")
+    generation: int = Field(
+        1, ge=0, description="fencing token; a guest refuses a lower one; 0: it has no job yet"
+    )
+    spare_s: float = Field(
+        0.0, ge=0, description="how long it may wait for its job, with which its life begins"
+    )
+
+    @property
+    def longest_s(self) -> float:
+        """After this it has ended by itself, whatever became of it."""
+        return self.spare_s + self.limits.max_life_s
 
 
 class Outcome(StrEnum):

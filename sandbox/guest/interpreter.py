@@ -20,8 +20,8 @@ MAX_TEXT = 8000
 MAX_ITEMS = 500
 
 
-def prepare(names: Iterable[str]) -> None:
-    """Load what each kernel needs once, here: ours, the site packages, and heavy libraries."""
+def prepare() -> None:
+    """Load what each kernel needs once, here: ours, and the site packages."""
     import site  # noqa: PLC0415 - none of these is needed to say hello
 
     from . import kernel, syscalls  # noqa: F401, PLC0415
@@ -29,12 +29,22 @@ def prepare(names: Iterable[str]) -> None:
     site.main()
     if os.getpid() == 1:
         _furnish_home()
+    _settle()
+
+
+def preload(names: Iterable[str]) -> None:
+    """Load heavy libraries once, here, so that each kernel begins with them."""
     for name in names:
         try:
             importlib.import_module(name)
         except BaseException as error:  # a module may do anything, sys.exit() included
             os.write(2, f"preload {name}: {error}\n".encode("utf-8", "replace"))
+    _settle()
+
+
+def _settle() -> None:
     gc.collect()
+    processes.give_back_memory()
     gc.freeze()  # the collector would else touch, and so copy, every shared page
 
 

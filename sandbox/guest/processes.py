@@ -40,6 +40,12 @@ def set_name(name: str) -> None:
     _libc.prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 
 
+def give_back_memory() -> None:
+    """Return what is free in the heap to the kernel, where the C library has a way to."""
+    with contextlib.suppress(AttributeError):
+        _libc.malloc_trim(0)
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, as PID 1 is anyway."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

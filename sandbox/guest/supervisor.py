@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from . import files, processes, shell, wire
 from .calls import MIB, Call, Exit, Stage, outcome_of, read_exit, why_it_ended
-from .interpreter import KernelProcess, prepare
+from .interpreter import KernelProcess, preload, prepare
 from .links import Links, watch_writing
 from .memory import Counters
 from .outputs import Outputs
@@ -41,7 +41,7 @@ class Supervisor:
         self._config = config
         self._workspace: str = config["workspace"]
         self._epoch = os.urandom(8).hex()
-        self._ends_at: float = time.monotonic() + config["max_life_s"]
+        self._ends_at: float = time.monotonic() + (config["spare_s"] or config["max_life_s"])
         self._counters = Counters(own_cgroup=config["own_cgroup"])
         self._selector = selectors.DefaultSelector()
         self._results = Results()
@@ -62,6 +62,7 @@ class Supervisor:
             "write": self._on_write,
             "read": self._on_read,
             "list": self._on_list,
+            "preload": self._on_preload,
         }
         self._wake_on_children()
         self._links = Links(self._selector, self._on_frame)
@@ -144,6 +145,8 @@ class Supervisor:
         return {"kind": "stale", "id": "", "seen": self._generation}
 
     def _on_hello(self, link: Channel, nonce: str, generation: int) -> None:
+        if self._generation == 0 and generation > 0:  # its life begins with its job
+            self._ends_at = time.monotonic() + self._config["max_life_s"]
         self._generation = generation
         self._links.make_current(link, self._stale())
         answer = {
@@ -157,8 +160,21 @@ class Supervisor:
         }
         self._links.say(link, answer)
         if self._kernel is None and self._call is None:
-            prepare(self._config["preload"])
+            prepare()
             self._start_kernel()
+
+    def _on_preload(self, frame: Frame) -> None:
+        """Load libraries for this and all later kernels, before there is anything to lose."""
+        names = wire.texts(frame, "names")
+        if self._number:
+            raise Conflict("a call was begun already")
+        if self._kernel is not None:
+            self._kernel.kill()
+        self._lose_kernel()
+        preload(names)
+        self._lost = None
+        self._start_kernel()
+        self._answer({"kind": "preloaded", "id": wire.text(frame, "id", MAX_ID)})
 
     def _on_execute(self, frame: Frame) -> None:
         execution_id = wire.text(frame, "id", MAX_ID)

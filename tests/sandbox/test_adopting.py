@@ -132,7 +132,7 @@ class TestTakingOver:
 
     def test_half_a_line_of_a_dead_host_is_harmless(self, start, spec, adopt):
         first = start(spec=spec())
-        first._session._link.send(b'{"kind":"python","id":"half","te', time.monotonic() + 5)
+        first._session.link.send(b'{"kind":"python","id":"half","te', time.monotonic() + 5)
         assert adopt(first).python("1 + 1").value == "2"
 
 
@@ -343,13 +343,22 @@ def proxy(tmp_path):
 
 class TestCutOff:
     @pytest.fixture
-    def first(self, proxy, spec):
-        """A sandbox whose engine is behind the proxy."""
+    def first(self, proxy, spec, monkeypatch):
+        """A sandbox whose engine is behind the proxy, and carries its link."""
+        monkeypatch.setattr(docker_driver, "_WITHOUT_DOORS", {proxy.url})
         made = DockerSandbox.start(spec(), engine_url=proxy.url)
         yield made
         made.detach()
         with closing(Engine()) as engine:
             engine.remove(made.container)
+
+    def test_a_call_by_the_door_does_not_even_notice(self, proxy, spec):
+        with closing(DockerSandbox.start(spec(), engine_url=proxy.url)) as sandbox:
+            call = InBackground(lambda: sandbox.python(COUNTED))
+            proxy.go_away()
+            assert call.result(10).output == "began\nended\n"
+            assert sandbox.python("1").value == "1"
+            proxy.come_back()
 
     def test_a_broken_link_is_no_loss(self, proxy, first, adopt):
         first.python("x = 41")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import calls
+from bench.timing import Times
 from sandbox.engine import Engine
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def test_one_command_prints_every_row_ratio_and_target_and_leaves_nothing():
 
 
 def test_medians_and_percentiles_are_of_what_was_measured():
-    times = calls.Times()
+    times = Times()
     times._taken["x"] = [float(number) for number in range(101)]
     assert times.median("x") == 50
     assert times.p95("x") == 95
@@ -49,7 +50,7 @@ def test_medians_and_percentiles_are_of_what_was_measured():
 
 
 def test_a_missed_target_is_told():
-    times = calls.Times()
+    times = Times()
     times._taken = {calls.CALL_X: [0.001], calls.CALL_X1: [0.003]} | {
         calls.OPEN: [1.4],
         calls.CREATE_START: [1.0],

@@ -57,9 +57,9 @@ def start(job):
 
 
 def is_direct(sandbox):
-    link = sandbox._session._link
+    link = sandbox._session.link
     assert isinstance(link, SocketLink)
-    return not link._is_framed
+    return not link.is_framed
 
 
 def exchange(sandbox):
