@@ -10,9 +10,10 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx2
 import openai
 from pydantic import SecretStr
 
@@ -70,6 +71,7 @@ class OpenAIChat:
         self._temperature = temperature
         self._send_reasoning = send_reasoning
         self._retries = retries or Retries()
+        self._sent: dict[int, tuple[Message, bytes]] = {}  # of the last request, by their ids
         self._limit = "max_tokens"  # newer models of OpenAI want max_completion_tokens
 
     def reply(
@@ -109,10 +111,9 @@ class OpenAIChat:
     ) -> Reply:
         timeout_s = max(0.0, deadline - time.monotonic())
         body = self._body(request)
-        post = self._client.chat.completions.with_raw_response.create
         try:
-            raw = self._line.run(
-                lambda: post(**body, timeout=timeout_s),
+            answer = self._line.run(
+                lambda: self._post(body, timeout_s),
                 timeout_s=timeout_s,
                 is_cancelled=is_cancelled,
             )
@@ -123,19 +124,34 @@ class OpenAIChat:
         except openai.APIConnectionError as error:
             why = self._endpoint.without_key(str(error.__cause__ or error))
             raise Again(f"cannot reach {self._endpoint.url} (OPENAI_BASE_URL): {why}") from error
-        return self._read(raw.text, body)
+        return self._read(answer.text, body)
 
-    def _body(self, request: Request) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.name,
-            "messages": [self._wire(message) for message in request.messages],
-            self._limit: request.max_output_tokens,
-        }
+    def _post(self, body: bytes, timeout_s: float) -> httpx2.Response:
+        # Not `chat.completions.create`: it goes through every message of every request again,
+        # which after a hundred steps takes longer than all the rest of a step together.
+        return self._client.post(
+            "/chat/completions",
+            cast_to=httpx2.Response,
+            content=body,
+            options={"timeout": timeout_s, "security": {"bearer_auth": True}},
+        )
+
+    def _body(self, request: Request) -> bytes:
+        body: Wire = {"model": self.name, self._limit: request.max_output_tokens}
         if request.tools:
-            body["tools"] = list(request.tools)
+            body["tools"] = request.tools
         if self._temperature is not None:
             body["temperature"] = self._temperature
-        return body
+        start = _encoded(body)[:-1]  # without its closing brace
+        return b"".join((start, b',"messages":[', b",".join(self._encoded(request)), b"]}"))
+
+    def _encoded(self, request: Request) -> Iterator[bytes]:
+        """The messages of a request; those of the last one are not encoded again."""
+        known, self._sent = self._sent, {}
+        for message in request.messages:
+            seen = known.get(id(message)) or (message, _encoded(self._wire(message)))
+            self._sent[id(message)] = seen  # which keeps the message, so that its id is its own
+            yield seen[1]
 
     def _wire(self, message: Message) -> Wire:
         """A message as every endpoint takes it: no field that only some of them know."""
@@ -151,7 +167,7 @@ class OpenAIChat:
                 del call[field]
         return wire
 
-    def _read(self, text: str, body: dict[str, Any]) -> Reply:
+    def _read(self, text: str, body: bytes) -> Reply:
         try:
             answer = json.loads(text)
         except ValueError:
@@ -181,17 +197,18 @@ class OpenAIChat:
             return from_text(status, json.dumps(error), self._endpoint)
         return Again(f"{self._endpoint.url} answered without choices")
 
-    def _usage(self, told: Any, body: dict[str, Any], message: Message) -> Usage:  # noqa: ANN401 - whatever came
+    def _usage(self, told: Any, body: bytes, message: Message) -> Usage:  # noqa: ANN401 - whatever came
         told = told if isinstance(told, dict) else {}
         used = _count(told.get("prompt_tokens")), _count(told.get("completion_tokens"))
         if not any(used):  # not counted by the endpoint: a guess keeps budgets working
-            sizes = json.dumps(body["messages"]), json.dumps(message.to_wire())
-            used = (
-                int(len(sizes[0]) * TOKENS_PER_CHAR),
-                int(len(sizes[1]) * TOKENS_PER_CHAR),
-            )
+            sizes = len(body), len(_encoded(message.to_wire()))
+            used = int(sizes[0] * TOKENS_PER_CHAR), int(sizes[1] * TOKENS_PER_CHAR)
         usage = Usage(input_tokens=used[0], output_tokens=used[1])
         return usage.model_copy(update={"cost": self._price.of(usage) if self._price else None})
+
+
+def _encoded(value: Wire) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _count(value: object) -> int:
