@@ -10,28 +10,21 @@ missed: a trivial call in 2 ms, a cold start within 1.3 times Docker's own creat
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import statistics
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import docker
 
+from bench.engine import Raw
+from bench.timing import Target, Times
 from sandbox.docker import DockerSandbox
-from sandbox.engine import DEFAULT_URL
 from sandbox.errors import SandboxError
-from sandbox.hardening import SANDBOX_UIDS, container_options
 from sandbox.types import Outcome, SandboxSpec
 
 CALL_TARGET_S = 0.002
 START_TARGET = 1.3
 
-IDLE = ["python3", "-I", "-c", "import time; time.sleep(3600)"]
 CODE = "x = 1; x + 1"
 
 CREATE_START = "docker create + start, same options"
@@ -51,82 +44,6 @@ COMPARED = {
     CALL_X1: (EXEC, RUN),
     SHELL: (EXEC, RUN),
 }
-
-
-class Target(NamedTuple):
-    """A number to stay below, and the number of this run."""
-
-    name: str
-    limit: float
-    value: float
-
-    @property
-    def is_met(self) -> bool:
-        return self.value <= self.limit
-
-
-class Times:
-    """Seconds that things took, by name."""
-
-    def __init__(self) -> None:
-        self._taken: dict[str, list[float]] = {}
-
-    @contextlib.contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._taken.setdefault(name, []).append(time.perf_counter() - start)
-
-    def names(self) -> list[str]:
-        return list(self._taken)
-
-    def count(self, name: str) -> int:
-        return len(self._taken[name])
-
-    def median(self, name: str) -> float:
-        return statistics.median(self._taken[name])
-
-    def p95(self, name: str) -> float:
-        taken = sorted(self._taken[name])
-        return taken[min(len(taken) - 1, round(0.95 * (len(taken) - 1)))]
-
-
-class Raw:
-    """Docker's own API, with as little of ours as possible."""
-
-    def __init__(self, spec: SandboxSpec) -> None:
-        self._spec = spec
-        url = os.environ.get("DOCKER_HOST", DEFAULT_URL)
-        self._client: Any = docker.APIClient(base_url=url, version="auto", timeout=60)
-
-    def hardened(self) -> dict[str, object]:
-        deadline = time.time() + self._spec.limits.max_life_s
-        return container_options(self._spec, command=IDLE, deadline=deadline, uid=SANDBOX_UIDS[0])
-
-    def plain(self) -> dict[str, object]:
-        labels = {"caisson.job": self._spec.job}
-        return {"Image": self._spec.image, "Entrypoint": [""], "Cmd": IDLE, "Labels": labels}
-
-    def start(self, body: dict[str, object]) -> str:
-        name = f"caisson-bench-{uuid.uuid4().hex[:8]}"
-        container = str(self._client.create_container_from_config(body, name)["Id"])
-        self._client.start(container)
-        return container
-
-    def exec_code(self, container: str) -> None:
-        made = self._client.exec_create(container, ["python3", "-c", CODE])
-        self._client.exec_start(made["Id"])
-        assert self._client.exec_inspect(made["Id"])["ExitCode"] == 0
-
-    def clear(self) -> None:
-        """Remove whatever this run has left."""
-        label = f"caisson.job={self._spec.job}"
-        for found in self._client.containers(all=True, filters={"label": label}):
-            self._client.remove_container(found["Id"], force=True, v=True)
-        self._client.close()
-
-    def remove(self, container: str) -> None:
-        self._client.remove_container(container, force=True, v=True)
 
 
 def measure_starts(times: Times, raw: Raw, spec: SandboxSpec, rounds: int) -> None:
@@ -165,7 +82,7 @@ def measure_docker(times: Times, raw: Raw, spec: SandboxSpec, rounds: int) -> No
     container = raw.start(raw.hardened())
     for _ in range(rounds):
         with times.of(EXEC):
-            raw.exec_code(container)
+            raw.run(container, ["python3", "-c", CODE])
     raw.remove(container)
     options = ["--rm", "--network", "none", "--label", f"caisson.job={spec.job}"]
     for _ in range(rounds):
@@ -221,6 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         measure_docker(times, raw, spec, chosen.rounds)
     finally:
         raw.clear()
+        raw.close()
     targets = targets_of(times)
     report(times, targets)
     return int(chosen.check and not all(target.is_met for target in targets))

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,14 +27,16 @@ from celery import Celery
 
 from tests.services import PostgresServer, RedisServer
 from worker.celery_app import BELLS, connect, ring, waiting
-from worker.messages import Job, Status
+from worker.messages import Job, Status, Wire
 from worker.settings import Settings
 from worker.store.base import Store
 from worker.store.blobs import Blobs
 from worker.store.database import open_store
 from worker.submission import Submission, submit
+from worker.testing import say
 
 ROOT = Path(__file__).resolve().parents[1]
+WORKER = (sys.executable, "-c", "from worker.cli import main; main()", "worker", "--no-beat")
 ANSWER = "42"
 BROKER = "BENCH_BROKER"
 END_S = 1200.0
@@ -88,19 +90,18 @@ def measure_jobs(given: dict[str, str], options: argparse.Namespace) -> None:
     try:
         started = time.monotonic()
         jobs = submit_all(settings, store, options.jobs)
-        say("submitted", options.jobs, time.monotonic() - started)
+        report("submitted", options.jobs, time.monotonic() - started)
         own = {f"CAISSON_{name.upper()}": value for name, value in given.items()}
-        command = [sys.executable, "-c", "from worker.cli import main; main()", "worker"]
-        with running([*command, "--concurrency", "1", "--no-beat"], own, options.workers, "ready"):
+        with running([*WORKER, "--concurrency", "1"], own, options.workers, "ready"):
             started = time.monotonic()
             ring(settings, options.jobs)
             wait(lambda: all(store.get(job).job.status.is_final for job in jobs[::-1]))
-            say("done", options.jobs, time.monotonic() - started)
+            report("done", options.jobs, time.monotonic() - started)
             started = time.monotonic()
             ring(settings, options.jobs)
             with connect(settings) as connection:
                 wait(lambda: not waiting(connection, BELLS))
-            say("idle bells", options.jobs, time.monotonic() - started)
+            report("idle bells", options.jobs, time.monotonic() - started)
         check(store, jobs)
         print(f"  each of {len(jobs)} claimed exactly once, answered, closed")
         if settings.database.startswith("sqlite"):
@@ -112,10 +113,13 @@ def measure_jobs(given: dict[str, str], options: argparse.Namespace) -> None:
         store.close()
 
 
-def submit_all(settings: Settings, store: Store, number: int) -> list[str]:
+def submit_all(
+    settings: Settings, store: Store, number: int, turns: Sequence[Wire] = ()
+) -> list[str]:
+    """Submit so many jobs, in which the model says `turns` and then answers."""
     settings.home.mkdir(parents=True, exist_ok=True)
     replay = settings.home / "recording.jsonl"
-    replay.write_text(json.dumps({"role": "assistant", "content": ANSWER}) + "\n")
+    replay.write_text("".join(f"{json.dumps(turn)}\n" for turn in (*turns, say(ANSWER))))
     blobs = Blobs(settings.home / "blobs")
     what = Submission(goal="answer", replay=replay)
     options = {"memory": settings.memory}
@@ -151,10 +155,10 @@ def measure_bare(url: str, options: argparse.Namespace) -> None:
         sent = [nothing.delay() for _ in range(options.jobs)]
         for one in sent:
             one.get(timeout=END_S)
-        say("bare Celery", options.jobs, time.monotonic() - started)
+        report("bare Celery", options.jobs, time.monotonic() - started)
 
 
-def say(what: str, number: int, took_s: float) -> None:
+def report(what: str, number: int, took_s: float) -> None:
     each_ms = 1000 * took_s / number
     print(f"  {what:12} {number:5} in {took_s:6.1f} s: {number / took_s:7.1f}/s, {each_ms:.1f} ms")
 
@@ -169,7 +173,7 @@ def wait(is_over: Callable[[], bool]) -> None:
 @contextmanager
 def running(
     command: list[str], environment: dict[str, str], number: int, ready: str
-) -> Iterator[None]:
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run a command several times, from when all have said that they are ready."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("CAISSON_")}
     with ExitStack() as stack:
@@ -187,7 +191,7 @@ def running(
         ]
         try:
             wait(lambda: all(ready in Path(log.name).read_text() for log in logs))
-            yield
+            yield started
         finally:
             for process in started:
                 process.send_signal(signal.SIGTERM)

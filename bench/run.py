@@ -1,0 +1,158 @@
+"""Measure Caisson beside others, in one run, on one engine and one image.
+
+Prints medians, 95th percentiles and ratios, says which targets are met, and writes all of it as
+JSON. Contestants are processes of their own and take turns round by round. The peers are in an
+environment of their own, build/peers, and use the image caisson-peers, which is the sandbox image
+with what they want besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import docker
+import psutil
+
+from bench import table
+from bench.contest import ROOT
+from bench.engine import Raw
+from bench.parts import PARTS
+from bench.setting import IMAGE, RUN
+from bench.stage import Stage
+from bench.stepping import ENDPOINT
+from bench.targets import targets_of
+from sandbox.engine import Engine
+from sandbox.errors import SandboxError
+from sandbox.types import SandboxSpec
+
+PEERS_IMAGE = "caisson-peers:latest"
+INTERRUPTED, UNAVAILABLE, MISSED = 130, 5, 1
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=__doc__,
+        epilog="parts: " + "; ".join(f"{name}: {_about(name)}" for name in PARTS),
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute: few rounds, no peers")
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, metavar="PART", help="this part; repeatable"
+    )
+    parser.add_argument("--rounds", type=int, help="default: 10, or 2 with --quick")
+    parser.add_argument("--no-peers", action="store_true", help="measure nobody else")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json", metavar="FILE")
+    parser.add_argument("--image", default=SandboxSpec().image, help="default: %(default)s")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    chosen = parser.parse_args(arguments)
+    chosen.rounds = chosen.rounds or (2 if chosen.quick else 10)
+    if chosen.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    return chosen
+
+
+def _about(name: str) -> str:
+    return str(PARTS[name].__doc__).rstrip(".")
+
+
+def measure(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Run the chosen parts; returns the report."""
+    has_peers = not (chosen.quick or chosen.no_peers)
+    stage = Stage(chosen.rounds, is_quick=chosen.quick, has_peers=has_peers)
+    run = f"bench-{os.getpid()}"
+    machine = describe_machine()
+    with endpoint() as address, swept(stage, run, chosen.image):
+        stage.environment = {
+            IMAGE: chosen.image,
+            "BENCH_PEERS_IMAGE": PEERS_IMAGE,
+            RUN: run,
+            ENDPOINT: address,
+        }
+        for name in chosen.only or PARTS:
+            PARTS[name](stage)
+    targets = [{**t._asdict(), "is_met": t.is_met} for t in targets_of(stage.results)]
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "rounds": chosen.rounds,
+        "machine": machine,
+        "versions": stage.results.versions,
+        "rows": stage.results.table(),
+        "missing": stage.results.missing,
+        "targets": targets,
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    with closing(Engine()) as engine:
+        version = engine.describe()["ServerVersion"]
+    return {
+        "processors": psutil.cpu_count(),
+        "processor": _processor(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "kernel": platform.release(),
+        "engine": version,
+        "python": platform.python_version(),
+        "load_before": round(psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1), 2),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+@contextmanager
+def endpoint() -> Iterator[str]:
+    """The local chat endpoint; yields its address."""
+    command = [sys.executable, "-m", "bench.endpoint"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        process.stdin.close()
+
+
+@contextmanager
+def swept(stage: Stage, run: str, image: str) -> Iterator[None]:
+    """Leave no process and no container behind, whatever happens."""
+    with closing(Raw(SandboxSpec(image=image, job=run))) as raw:
+        try:
+            yield
+            stage.close()
+        finally:
+            stage.close(patience_s=1.0)
+            raw.clear()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = options_of(arguments)
+    report = measure(chosen)
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    chosen.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(table.text(report))
+    print(f"\nwritten: {chosen.json}")
+    return MISSED if chosen.check and not all(t["is_met"] for t in report["targets"]) else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except (SandboxError, docker.errors.DockerException, OSError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(UNAVAILABLE)
