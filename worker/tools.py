@@ -15,9 +15,11 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from sandbox.errors import SandboxError, SandboxUnavailable
 from sandbox.types import Execution, FileInfo, Outcome
@@ -98,7 +100,51 @@ def tool(
 
     A first parameter of type `CallContext` is not the model's: it is filled in for each call.
     """
-    name = name or function.__name__
+    form = _form(function, name or function.__name__)
+
+    def run(context: CallContext, arguments: Wire) -> Value:
+        return function(context, **arguments) if form.wants_context else function(**arguments)
+
+    description = inspect.cleandoc(function.__doc__ or "")
+    return Tool(form.name, description, form.parameters, form.validate, run, resume, recall)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The parameters of a function, as a model may fill them in."""
+
+    name: str
+    fields: tuple[str, ...]
+    wants_context: bool
+    model: type[BaseModel]
+    parameters: Wire
+
+    def validate(self, arguments: Wire) -> Wire:
+        try:
+            read = self.model.model_validate(arguments)
+        except ValidationError as error:
+            wrong = [(_place(e["loc"]), _fault(e)) for e in error.errors(include_url=False)]
+            raise ArgumentsInvalid(_complaint(self.name, wrong, self.parameters)) from None
+        return {key: getattr(read, key) for key in self.fields}
+
+
+# By the code of their functions, with everything else that a form is made of.
+_forms: WeakKeyDictionary[CodeType, tuple[Wire, tuple[object, ...], _Form]] = WeakKeyDictionary()
+
+
+def _form(function: Callable[..., Value], name: str) -> _Form:
+    """The form of a function, made once: each job has the same functions, over its own sandbox."""
+    if not isinstance(function, FunctionType):
+        return _made_form(function, name)
+    given = name, function.__annotations__, function.__defaults__, function.__kwdefaults__
+    names, earlier, form = _forms.get(function.__code__, (None, None, None))
+    if form is None or names is not function.__globals__ or earlier != given:
+        form = _made_form(function, name)
+        _forms[function.__code__] = function.__globals__, given, form
+    return form
+
+
+def _made_form(function: Callable[..., Value], name: str) -> _Form:
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     wants_context = False
@@ -109,21 +155,7 @@ def tool(
         empty = parameter.default is inspect.Parameter.empty
         fields[parameter.name] = (hints[parameter.name], ... if empty else parameter.default)
     model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-    parameters = _tidy(model.model_json_schema())
-
-    def validate(arguments: Wire) -> Wire:
-        try:
-            read = model.model_validate(arguments)
-        except ValidationError as error:
-            wrong = [(_place(e["loc"]), _fault(e)) for e in error.errors(include_url=False)]
-            raise ArgumentsInvalid(_complaint(name, wrong, parameters)) from None
-        return {key: getattr(read, key) for key in fields}
-
-    def run(context: CallContext, arguments: Wire) -> Value:
-        return function(context, **arguments) if wants_context else function(**arguments)
-
-    description = inspect.cleandoc(function.__doc__ or "")
-    return Tool(name, description, parameters, validate, run, resume, recall)
+    return _Form(name, tuple(fields), wants_context, model, _tidy(model.model_json_schema()))
 
 
 def schema_tool(
@@ -165,6 +197,7 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         self._place = place
         self._network = network
+        self.schemas: tuple[Wire, ...] = ()
         for item in tools:
             self.add(item)
 
@@ -174,14 +207,11 @@ class Toolbox:
         if item.name in self._tools:
             raise InputInvalid(f"there is a tool {item.name} already")
         self._tools[item.name] = item
+        self.schemas = (*self.schemas, item.schema)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
-
-    @property
-    def schemas(self) -> tuple[Wire, ...]:
-        return tuple(item.schema for item in self._tools.values())
 
     @property
     def place(self) -> str:

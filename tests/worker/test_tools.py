@@ -300,3 +300,45 @@ def literal(kind: Literal["a", "b"]) -> str:
 
 def test_choices_are_told_as_choices():
     assert '"kind": one of a, b' in ask(Toolbox([tool(literal)]), "literal").text
+
+
+# ---- what a tool is made of is looked at once
+
+
+def greeter(greeting, **more):
+    def greet(call: CallContext, name: str = greeting) -> str:
+        return f"{greeting}, {name} ({call.number})"
+
+    return tool(greet, **more)
+
+
+def test_tools_of_one_function_share_their_form_and_nothing_else():
+    one, other = greeter("hello"), greeter("hello")
+    assert one.parameters is other.parameters
+    assert one.run is not other.run
+
+
+def test_another_default_or_name_is_another_form():
+    tools = [greeter("hello"), greeter("goodbye"), greeter("hello", name="salute")]
+    assert [t.validate({})["name"] for t in tools] == ["hello", "goodbye", "hello"]
+    assert [t.name for t in tools] == ["greet", "greet", "salute"]
+    with pytest.raises(ArgumentsInvalid, match="arguments of salute"):
+        tools[2].validate({"name": 1})
+
+
+def test_the_same_code_elsewhere_is_another_form():
+    text = "def say(text: Kind) -> str:\n    return str(text)\n"
+    code = compile("from __future__ import annotations\n" + text, "same", "exec")
+    spaces = [{"Kind": int}, {"Kind": str}]
+    for space in spaces:
+        exec(code, space)  # two modules with one text
+    kinds = [tool(space["say"]).parameters["properties"]["text"]["type"] for space in spaces]
+    assert kinds == ["integer", "string"]
+
+
+def test_what_is_added_to_a_box_is_offered():
+    box = Toolbox([greeter("hello")])
+    before = box.schemas
+    assert box.schemas is before
+    box.add(greeter("hello", name="salute"))
+    assert [schema["function"]["name"] for schema in box.schemas] == ["greet", "salute"]

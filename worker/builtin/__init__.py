@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from worker.builtin import calculate, files, interpreter, read_output, search
 from worker.builtin.workplace import Workplace
@@ -11,22 +11,21 @@ from worker.tools import Tool, nearest
 
 __all__ = ["Workplace", "builtin_tools"]
 
+_MAKERS: dict[str, Callable[[Workplace], Tool]] = {
+    "python_interpreter": interpreter.python_tool,
+    "shell": interpreter.shell_tool,
+    "calculate": calculate.calculate_tool,
+    "read_file": files.read_tool,
+    "write_file": files.write_tool,
+    "search_files": search.search_tool,
+    "read_output": read_output.read_output_tool,
+}
+
 
 def builtin_tools(place: Workplace, allowed: Iterable[str]) -> list[Tool]:
     """The allowed tools, in the order given. Raises `InputInvalid` for a name that is none."""
-    made = (
-        interpreter.python_tool(place),
-        interpreter.shell_tool(place),
-        calculate.calculate_tool(),
-        files.read_tool(place),
-        files.write_tool(place),
-        search.search_tool(place),
-        read_output.read_output_tool(place),
-    )
-    tools = {item.name: item for item in made}
     for name in allowed:
-        if name not in tools:
-            raise InputInvalid(
-                f"unknown tool {name!r} in tools{nearest(name, tools)}; known: {', '.join(tools)}"
-            )
-    return [tools[name] for name in dict.fromkeys(allowed)]
+        if name not in _MAKERS:
+            near = nearest(name, _MAKERS)
+            raise InputInvalid(f"unknown tool {name!r} in tools{near}; known: {', '.join(_MAKERS)}")
+    return [_MAKERS[name](place) for name in dict.fromkeys(allowed)]

@@ -8,12 +8,15 @@ from pydantic import Field
 
 from sandbox.expression import evaluate
 from sandbox.types import Execution
+from worker.builtin.workplace import Workplace
 from worker.tools import CallContext, Resume, Tool, tool
 
 _LIMIT_S = 1.0
 
 
-def calculate_tool() -> Tool:
+def calculate_tool(place: Workplace) -> Tool:
+    del place  # it needs no sandbox
+
     def calculate(
         call: CallContext,
         expression: Annotated[

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sandbox.base import Sandbox
-from sandbox.errors import Detached, SandboxUnavailable
+from sandbox.errors import Detached
 from sandbox.types import Execution
-from worker.errors import Handover, LeaseLost
+from worker.builtin.watch import Watch
 from worker.tools import CallContext
 
-_log = logging.getLogger(__name__)
-_POLL_S = 0.1
 _LEAST_S = 1.0  # a call that is begun gets this long, however little time the job has left
 
 
@@ -45,6 +41,7 @@ class Workplace:
     restore: Callable[[Sandbox], tuple[str, ...]] = nothing_made
     restored: tuple[str, ...] = field(default=(), init=False)
     _sandbox: Sandbox | None = None
+    _watch: Watch = field(default_factory=Watch, init=False)
 
     def open(self, place: str = "") -> None:
         """Take over the sandbox `place`, or start one, before anything else is spent on the job."""
@@ -116,30 +113,10 @@ class Workplace:
 
         When the job is not ours to work on any more, let go of the sandbox and say why.
         """
-        sandbox, done = self.sandbox, threading.Event()
-        watcher = threading.Thread(
-            target=_watch, args=(sandbox, call.is_cancelled, done), name="cancel", daemon=True
-        )
-        watcher.start()
+        sandbox = self.sandbox
         try:
-            yield sandbox
+            with self._watch.over(sandbox, call.is_cancelled):
+                yield sandbox
         except Detached:
             call.is_cancelled()  # raises the reason
             raise
-        finally:
-            done.set()
-            watcher.join()
-
-
-def _watch(sandbox: Sandbox, is_cancelled: Callable[[], bool], done: threading.Event) -> None:
-    # Again and again: a guest that has not been told of the call yet ends nothing.
-    while not done.wait(_POLL_S):
-        try:
-            if is_cancelled():
-                sandbox.cancel()
-        except (Handover, LeaseLost):
-            sandbox.detach()
-            return
-        except SandboxUnavailable as error:  # the call itself meets it too, and says so
-            _log.info("nothing to cancel: %s", error)
-            return
