@@ -23,7 +23,7 @@ import pytest
 
 from sandbox.errors import EngineUnavailable
 from sandbox.types import SandboxSpec
-from tests.worker.test_station import LEASE_S, STEPS, Forgetful, Yard
+from tests.worker.test_station import LEASE_S, STEPS, Forgetful, Yard, python
 from worker.admission import PREFERRED_S
 from worker.messages import ResultStatus, Status
 from worker.store.memory import MemoryStore
@@ -37,6 +37,8 @@ pytestmark = [
 
 PR_SET_PDEATHSIG = 1
 AWAY_S = 2.0
+LONG_S = 8.0  # the engine is back before that
+OUTLASTING_S = 30.0  # one that comes back plain ends its containers, which may take it ten
 
 
 def needs(program):
@@ -119,19 +121,27 @@ class PrivateEngine:
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory):
+def loaded(tmp_path_factory):
+    """An engine that has the image, which takes it a while."""
     if os.geteuid() or not needs("dockerd") or not needs("unshare"):
         pytest.skip("an engine of one's own needs root and dockerd")
     engine = PrivateEngine(tmp_path_factory.mktemp("engine", numbered=True))
     engine.start()
     try:
         engine.load(SandboxSpec().image)
-        engine.stop()
         yield engine
     finally:
         engine.process.kill()
         engine.process.wait()
         engine.clean()
+
+
+@pytest.fixture
+def private(loaded):
+    """An engine that does not run yet, nor any more after the test."""
+    loaded.stop()
+    yield loaded
+    loaded.stop()
 
 
 @pytest.mark.parametrize("options", [(), ("--live-restore",)], ids=["plain", "live-restore"])
@@ -141,7 +151,9 @@ def test_a_job_goes_on_when_its_engine_is_killed_and_started_again(
     monkeypatch.setenv("DOCKER_HOST", private.url)
     private.start(*options)
     yard = Yard(tmp_path, MemoryStore(), job)
-    job_id = yard.submit(*STEPS, number=len(options) + 100)
+    long_s = LONG_S if options else OUTLASTING_S
+    second = python(f"import time; time.sleep({long_s})\nx += 1\nopen('log', 'a').write('b')")
+    job_id = yard.submit(STEPS[0], second, *STEPS[2:], number=len(options) + 100)
     statuses = []
     working = threading.Thread(
         target=lambda: statuses.append(yard.station("one").work_next().status)
@@ -152,7 +164,7 @@ def test_a_job_goes_on_when_its_engine_is_killed_and_started_again(
     private.kill()
     time.sleep(AWAY_S)
     private.start(*options)
-    working.join(60)
+    working.join(90)
     assert statuses == [Status.SUCCEEDED]
     second = [e.result.status for e in yard.store.events(job_id) if e.kind == "result"][1]
     if options:
@@ -162,7 +174,6 @@ def test_a_job_goes_on_when_its_engine_is_killed_and_started_again(
         told = next(e.text for e in yard.store.events(job_id) if e.kind == "notice")
         assert "The sandbox was lost" in told
     assert not private.docker("ps", "--all", "--quiet").stdout
-    private.stop()
 
 
 class Yards(Yard):
@@ -201,9 +212,7 @@ class Yards(Yard):
 @pytest.fixture
 def yards(private, tmp_path, monkeypatch, job):
     private.start()
-    made = Yards(tmp_path, job, private, monkeypatch)
-    yield made
-    private.stop()
+    return Yards(tmp_path, job, private, monkeypatch)
 
 
 def test_a_job_whose_engine_is_gone_for_good_goes_on_with_its_files_on_another(private, yards):
