@@ -37,7 +37,7 @@ class Door:
         """Listen at a new path; None where this host has no room for it."""
         listener = socket.socket(socket.AF_UNIX)
         try:
-            path = _folder() / f"{secrets.token_hex(8)}.sock"
+            path = private_folder() / f"{secrets.token_hex(8)}.sock"
             listener.bind(str(path))
             path.chmod(0o666)  # the sandbox's user is another one; its folder keeps out the rest
             listener.listen(1)
@@ -74,8 +74,8 @@ def wait_for_either(door: Door, link: SocketLink, deadline: float) -> None:
     waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
-def _folder() -> Path:
-    """A folder that only this user can enter; raises OSError."""
+def private_folder() -> Path:
+    """A folder for sockets that only this user can enter; raises OSError."""
     folder = Path(tempfile.gettempdir()) / f"caisson-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -2,6 +2,7 @@
 
 It looks at containers with the label `caisson.job` only, and judges each by what it belongs to: a
 job of our store, a job of another store (of which nothing can be known), or a process ("ad hoc").
+A spare belongs to the job that lives in it by now, and else to the process that made it.
 In doubt a container stays: each ends by itself, without a host or at its maximum life, and then
 costs a name and a little disk.
 
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from sandbox.engine import Engine
 from sandbox.errors import SandboxUnavailable
@@ -40,13 +41,23 @@ class Reaped:
     error: str = ""
 
 
-Standings = Callable[[Sequence[str]], Mapping[str, Standing]]
+class Register(Protocol):
+    """What is known of the jobs of a store."""
+
+    @property
+    def identity(self) -> str:
+        """Names the store among all."""
+
+    def standing(self, job_ids: Sequence[str]) -> Mapping[str, Standing]:
+        """Tell how jobs stand, by their ids; those unknown to the store are left out."""
+
+    def tenants(self, places: Sequence[str]) -> Mapping[str, str]:
+        """Tell which job lives in which sandbox, of the jobs that have not ended."""
 
 
 def reap(
     engine: Engine,
-    standing: Standings,
-    store: str,
+    register: Register,
     now: Callable[[], float] = time.time,
     *,
     dry_run: bool = False,
@@ -55,9 +66,7 @@ def reap(
 
     Args:
         engine: Where to look.
-        standing: Tells what is known of jobs, by their ids; those unknown to the store are left
-            out. Asked once, after the containers have been listed.
-        store: The identity of the store that `standing` speaks for.
+        register: Tells what is known of jobs. Asked after the containers have been listed.
         now: The clock for an engine that does not tell its own.
         dry_run: Remove nothing, only say what would be.
 
@@ -65,15 +74,25 @@ def reap(
         EngineUnavailable: The containers cannot even be listed.
     """
     found = [_Found(listed) for listed in engine.labelled("caisson.job")]
-    jobs = sorted({one.job for one in found if store and one.store == store})
-    judge = _Judge(engine, store, dict(standing(jobs)) if jobs else {}, _clock(engine, now))
+    ours = [one for one in found if one.store and one.store == register.identity]
+    _find_tenants([one for one in ours if one.is_spare], register)
+    jobs = sorted({one.job for one in ours if one.job})
+    standings = dict(register.standing(jobs)) if jobs else {}
+    judge = _Judge(engine, register.identity, standings, _clock(engine, now))
     reaped = []
     for one in found:
         why = judge.why_remove(one)
         if why is not None:
             error = "" if dry_run else _remove(engine, one)
-            reaped.append(Reaped(one.id, one.name, one.job, why, error))
+            reaped.append(Reaped(one.id, one.name, one.job or "spare", why, error))
     return reaped
+
+
+def _find_tenants(spares: Sequence[_Found], register: Register) -> None:
+    """Name the jobs that live in spares; the others have none."""
+    tenants = register.tenants([one.place for one in spares]) if spares else {}
+    for one in spares:
+        one.job = tenants.get(one.place, "")
 
 
 class _Found:
@@ -83,7 +102,9 @@ class _Found:
         labels: Mapping[str, str] = listed["Labels"]
         self.id: str = listed["Id"]
         self.name = str((listed["Names"] or [self.id[:12]])[0]).removeprefix("/")
+        self.place = self.id[:12]
         self.job = labels["caisson.job"]
+        self.is_spare = "caisson.spare" in labels
         self.store = labels.get("caisson.store", "")
         self.owner = labels.get("caisson.owner", "")
         self.generation = int(labels.get("caisson.generation") or 0)
@@ -116,7 +137,15 @@ class _Judge:
             return self._anothers(one)
         if self.now > one.deadline + OVERDUE_S:
             return "it has outlived its maximum life"
-        return self._ours(one) if one.store else self._ad_hoc(one)
+        if one.store and one.job:
+            return self._ours(one)
+        return self._left_by_its_taker(one) or self._ad_hoc(one)
+
+    def _left_by_its_taker(self, one: _Found) -> str | None:
+        """A spare that has ended; whoever made it believes that it was taken."""
+        if one.is_spare and not one.is_live and self._has_ended_for(one, UNDER_WAY_S):
+            return "it has ended, and no job lives in it"
+        return None
 
     def _ours(self, one: _Found) -> str | None:
         known = self.standings.get(one.job)
@@ -137,7 +166,7 @@ class _Judge:
             return None  # the one who has the job is about to move into it
         if known.engine and known.engine != self.engine.identity():
             return "its job has moved to another engine"
-        if known.place and known.place != one.id[:12]:
+        if known.place and known.place != one.place:
             return "its job is in another sandbox"
         return None
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sandbox.base import Sandbox
 from sandbox.errors import (
@@ -36,6 +37,9 @@ from worker.replies import ReplyHook
 from worker.settings import Settings
 from worker.sizes import said_bytes
 from worker.tools import Toolbox
+
+if TYPE_CHECKING:
+    from sandbox.lending import Borrower
 
 _log = logging.getLogger(__name__)
 _HEADER_CHARS = 400
@@ -150,8 +154,8 @@ def opening(
 # ---- what it is made of
 
 
-def start_sandbox(settings: Settings, spec: SandboxSpec) -> Sandbox:
-    """Start a sandbox with the driver that is set; raises `SandboxError`."""
+def start_sandbox(settings: Settings, spec: SandboxSpec, spares: Borrower | None = None) -> Sandbox:
+    """Take a spare sandbox, or start one with the driver that is set; raises `SandboxError`."""
     if settings.driver == "process":
         from sandbox.process import ProcessSandbox  # noqa: PLC0415 - one driver, not both
 
@@ -159,7 +163,8 @@ def start_sandbox(settings: Settings, spec: SandboxSpec) -> Sandbox:
     from sandbox.docker import DockerSandbox  # noqa: PLC0415
     from sandbox.owner import owner  # noqa: PLC0415
 
-    return DockerSandbox.start(spec.model_copy(update={"owner": owner()}))
+    spare = spares.take(spec) if spares else None
+    return spare or DockerSandbox.start(spec.model_copy(update={"owner": owner()}))
 
 
 def adopt_sandbox(settings: Settings, spec: SandboxSpec, place: str) -> Sandbox | None:

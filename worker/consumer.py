@@ -30,6 +30,7 @@ from worker.delivery import JOB_HEADER, job_id_of
 from worker.logs import log_to_stdout
 from worker.pool import Processes, be_brief
 from worker.pulse import Lost, Pulse
+from worker.spares import belong_to
 
 PULSE_S = 1.0
 _log = logging.getLogger(__name__)
@@ -140,6 +141,7 @@ def main() -> None:
     Heart.descriptor = options.pulse
     os.set_blocking(options.pulse, False)
     _import_tasks(options)
+    belong_to(options.keeper)
     worker = app.Worker(
         hostname=f"{options.name}@{os.uname().nodename}",
         concurrency=options.slots,

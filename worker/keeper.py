@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FrameType
@@ -216,7 +216,7 @@ class Keeper:
     def run(self) -> bool:
         """Run until a signal; returns whether all jobs were let go."""
         threads = self._threads()
-        with self._heeding_signals():
+        with self._heeding_signals(), self._spares():
             try:
                 for thread in threads:
                     thread.start()
@@ -225,6 +225,11 @@ class Keeper:
                 self._stop.set()
                 self._end_consumer()
                 self._join(threads)
+
+    def _spares(self) -> AbstractContextManager[None]:
+        from worker.spares import kept  # noqa: PLC0415 - the engine's client is slow to load
+
+        return kept(self._settings, self._station.usual_spec(), self._slots, os.getpid())
 
     def _threads(self) -> list[threading.Thread]:
         """One for each thing that may have to wait, so that nothing else waits for it."""

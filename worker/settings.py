@@ -131,7 +131,7 @@ THE_JOB = "the job"
 _SECRETS = {"api_key", "database_url", "broker_url", "result_url"}
 _SIZES = {
     *("memory", "workspace_size", "tmp_size", "max_artifact_bytes", "share_memory"),
-    "max_result_bytes",
+    *("pool_memory", "max_result_bytes"),
 }
 _OPTIONS = {"job_timeout_s": "--timeout", "call_timeout_s": "--timeout"}
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -346,6 +346,12 @@ class Settings(BaseSettings):
     )
     share_cpus: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="for sandboxes; default: twice those there are"
+    )
+    pool_memory: Size | None = Field(
+        None,
+        ge=0,
+        le=_MOST_SHARE,
+        description="for spare sandboxes; 0: keep none; default: 96 MiB for each slot and one more",
     )
     max_result_bytes: Size = Field(
         64 * 1024, ge=1024, le=16 * MIB, description="what a pipeline is given at most"

@@ -25,6 +25,7 @@ from sandbox.errors import (
     SpecInvalid,
     StaleGeneration,
 )
+from sandbox.lending import Borrower
 from sandbox.reaper import Reaped, reap
 from sandbox.types import Mount, SandboxSpec
 from worker import admission, assembly
@@ -75,6 +76,7 @@ class Station:
         name: Names this worker among all; never used twice.
         is_draining: Whether it is to let go of its jobs.
         observer: Told of everything that happens to jobs here.
+        spares: Where sandboxes can be had that are ready.
     """
 
     settings: Settings
@@ -82,6 +84,7 @@ class Station:
     name: str
     is_draining: Callable[[], bool] = never
     observer: Observer = field(default_factory=Observer)
+    spares: Borrower | None = None
     _engine_id: str = field(default="", init=False)
 
     @property
@@ -109,6 +112,10 @@ class Station:
             free_bytes=admission.free_memory(),
         )
 
+    def usual_spec(self) -> SandboxSpec:
+        """What the sandbox of a job is made from that asks for nothing unusual."""
+        return _stored(self.settings.spec(), self.store, 1, self.settings.linger_s)
+
     def work_next(self) -> Worked | None:
         """Take the job that is due and work on it, until it ends or is another's.
 
@@ -130,7 +137,7 @@ class Station:
         if not dry_run:
             self.blobs.tidy()
         with closing(Engine()) as engine:
-            return reap(engine, self.store.standing, self.store.identity, dry_run=dry_run)
+            return reap(engine, self.store, dry_run=dry_run)
 
 
 @dataclass
@@ -281,8 +288,8 @@ class _Shift:
 
     def _workplace(self) -> Workplace:
         def open_one() -> Sandbox:
-            spec = self._spec()
-            sandbox = self._patiently(lambda: assembly.start_sandbox(self.settings, spec))
+            spec, spares = self._spec(), self.station.spares
+            sandbox = self._patiently(lambda: assembly.start_sandbox(self.settings, spec, spares))
             return assembly.furnished(sandbox, self._inputs())
 
         def adopt(place: str) -> Sandbox | None:
@@ -295,12 +302,8 @@ class _Shift:
         return Workplace(open_one, longest_s, adopt, self._restore)
 
     def _spec(self) -> SandboxSpec:
-        own = {
-            "generation": self.claim.generation,
-            "store": self.station.store.identity,
-            "linger_s": self.settings.linger_s,
-        }
-        return self.settings.spec(self.claim.job_id, self._mounts()).model_copy(update=own)
+        spec = self.settings.spec(self.claim.job_id, self._mounts())
+        return _stored(spec, self.station.store, self.claim.generation, self.settings.linger_s)
 
     def _patiently(self, start: Callable[[], T]) -> T:
         """Wait for an engine that is away: it may only be starting anew."""
@@ -339,6 +342,12 @@ class _Shift:
         """Whether a container is of this store's job of that id, and not of a later claim."""
         is_later = int(labels["caisson.generation"]) > self.claim.generation
         return labels.get("caisson.store") == self.station.store.identity and not is_later
+
+
+def _stored(spec: SandboxSpec, store: Store, generation: int, linger_s: float) -> SandboxSpec:
+    """The spec of a job that is in a store, and may be taken over."""
+    own = {"generation": generation, "store": store.identity, "linger_s": linger_s}
+    return spec.model_copy(update=own)
 
 
 def _said_losses(claim: Claim) -> str:

@@ -72,6 +72,7 @@ from worker.errors import (
 from worker.messages import Status, Wire
 from worker.pulse import process_name
 from worker.settings import Settings
+from worker.spares import borrower
 from worker.station import Station, Worked
 from worker.step import Step, check_step, read_step
 from worker.store.base import Store
@@ -102,6 +103,7 @@ class _Own:
             self.store,
             name=process_name(worker_name(), self.pid),
             is_draining=draining.is_draining,
+            spares=borrower(),
         )
 
 

@@ -26,6 +26,17 @@ OVER = Standing(is_over=True, is_held=False)
 DAY_S = 86_400
 
 
+class Known:
+    """What a store knows: how jobs stand, and which lives where (job -> container)."""
+
+    def __init__(self, standing, tenants=(), identity="s"):
+        self.standing, self.identity = standing, identity
+        self._tenants = {container[:12]: job for job, container in dict(tenants).items()}
+
+    def tenants(self, places):
+        return {place: job for place, job in self._tenants.items() if place in places}
+
+
 class LaterEngine(Engine):
     """The real engine, which shows this test's containers only, some time later."""
 
@@ -114,14 +125,14 @@ def engine(prefix):
 def sweep(engine, prefix):
     """Reap for the store "s" at a later time: `sweep(120, a=HELD)`; gives id -> reason."""
 
-    def run(later_s=0.0, *, store="s", **standings):
+    def run(later_s=0.0, *, store="s", tenants=(), **standings):
         known = {f"{prefix}-{name}": standing for name, standing in standings.items()}
 
         def standing(jobs):
             assert len(set(jobs)) == len(jobs)
             return {job: known[job] for job in jobs if job in known}
 
-        reaped = reap(engine(later_s), standing, store)
+        reaped = reap(engine(later_s), Known(standing, tenants, store))
         assert not any(one.error for one in reaped)
         return {one.container: one.why for one in reaped}
 
@@ -259,14 +270,14 @@ class TestReaping:
         container = docker("create", *words, "true").decode().strip()
         with closing(Engine()) as engine:
             try:
-                would = reap(engine, lambda _: {}, "s", dry_run=True)
+                would = reap(engine, Known(lambda _: {}), dry_run=True)
                 assert container not in [one.container for one in would]
             finally:
                 engine.remove(container)
 
     def test_a_dry_run_removes_nothing_and_says_what_it_would(self, make, engine, prefix):
         container = make(store="s")
-        would = reap(engine(), lambda jobs: dict.fromkeys(jobs, OVER), "s", dry_run=True)
+        would = reap(engine(), Known(lambda jobs: dict.fromkeys(jobs, OVER)), dry_run=True)
         (one,) = would
         assert (one.container, one.job, one.error) == (container, f"{prefix}-a", "")
         assert one.name
@@ -277,7 +288,7 @@ class TestReaping:
         stuck, other = make(store="s"), make(store="s")
         here = engine()
         here.stuck = stuck
-        reaped = reap(here, lambda jobs: dict.fromkeys(jobs, OVER), "s")
+        reaped = reap(here, Known(lambda jobs: dict.fromkeys(jobs, OVER)))
         errors = {one.container: one.error for one in reaped}
         assert errors == {
             stuck: "the Docker engine refused: device or resource busy",
@@ -293,7 +304,7 @@ class TestReaping:
             docker("rm", "-f", container)
             return dict.fromkeys(jobs, OVER)
 
-        assert [(one.container, one.error) for one in reap(engine(), standing, "s")] == [
+        assert [(one.container, one.error) for one in reap(engine(), Known(standing))] == [
             (container, "")
         ]
 
@@ -303,7 +314,7 @@ class TestReaping:
         def now():
             raise AssertionError("the engine has told its time")
 
-        assert reap(engine(30), lambda _: {}, "s", now) == []
+        assert reap(engine(30), Known(lambda _: {}), now) == []
 
     def test_the_engine_is_asked_as_little_as_can_be(self, make, engine, dead_owner):
         make("a", store="s")
@@ -317,7 +328,7 @@ class TestReaping:
             asked.append(list(jobs))
             return dict.fromkeys(jobs, HELD)
 
-        assert reap(here, standing, "s") == []
+        assert reap(here, Known(standing)) == []
         assert sorted(here.calls) == ["describe", "labelled"]
         assert len(asked) == 1
 
@@ -328,7 +339,7 @@ class TestReaping:
             raise ConnectionError("the database is away")
 
         with pytest.raises(ConnectionError):
-            reap(engine(DAY_S), standing, "s")
+            reap(engine(DAY_S), Known(standing))
         assert is_there(container)
 
 
@@ -339,7 +350,7 @@ def test_real_sandboxes_are_judged_by_their_labels(start, prefix, engine):
     ]
     made = {(spec.job[-1], spec.store): start(spec=spec) for spec in specs}
     standings = {f"{prefix}-a": OVER, f"{prefix}-b": FREE}
-    reaped = reap(engine(), lambda _: standings, "s")
+    reaped = reap(engine(), Known(lambda _: standings))
     lost = made["a", "s"]
     assert [one.container for one in reaped] == [lost.container]
     assert isinstance(reaped[0], Reaped)
@@ -348,3 +359,58 @@ def test_real_sandboxes_are_judged_by_their_labels(start, prefix, engine):
     adopted = DockerSandbox.adopt(made["b", "s"].place, made["b", "s"].spec)
     assert adopted.python("1 + 1").value == "2"
     adopted.close()
+
+
+class TestSpares:
+    @pytest.fixture
+    def spare(self, make):
+        """Make a spare of the store "s", by default one that this process has made."""
+
+        def made(state="running", **labels):
+            return make(
+                "spare", state, **{"spare": "yes", "store": "s", "owner": owner(), **labels}
+            )
+
+        return made
+
+    @pytest.mark.parametrize("store", ["", "s"])
+    def test_one_whose_maker_lives_is_the_makers(self, spare, sweep, store):
+        spare(store=store)
+        assert sweep(3600) == {}
+
+    @pytest.mark.parametrize("store", ["", "s"])
+    def test_one_whose_maker_has_died_goes(self, spare, sweep, dead_owner, store):
+        container = spare(owner=dead_owner, store=store)
+        assert sweep(5) == {}
+        assert sweep(15) == {container: "its owner is gone"}
+
+    @pytest.mark.parametrize("state", ["exited", "created"])
+    def test_one_that_has_ended_goes_though_its_maker_lives(self, spare, sweep, state):
+        container = spare(state)
+        assert sweep(30) == {}
+        assert sweep(90) == {container: "it has ended, and no job lives in it"}
+
+    @pytest.mark.parametrize("standing", [HELD, FREE], ids=["held", "free"])
+    def test_one_in_which_a_job_lives_is_the_jobs(self, spare, sweep, dead_owner, prefix, standing):
+        container = spare(owner=dead_owner)
+        at_home = standing.model_copy(update={"generation": 5, "place": container[:12]})
+        assert sweep(3600, tenants={f"{prefix}-a": container}, a=at_home) == {}
+        assert not sweep(3600, tenants={"spare": container}, spare=OVER).get(container)
+
+    def test_one_in_which_a_job_lived_when_it_ended_goes(self, spare, sweep, prefix):
+        container = spare("exited")
+        at_home = FREE.model_copy(update={"place": container[:12]})
+        gone = sweep(3600, tenants={f"{prefix}-a": container}, a=at_home)
+        assert gone == {container: "it has ended, and nobody works on its job"}
+
+    def test_one_of_another_store_is_left_alone(self, spare, sweep, dead_owner):
+        spare(owner=dead_owner, store="theirs")
+        assert sweep(3600) == {}
+
+    def test_a_job_of_the_same_name_as_their_label_is_not_meant(self, spare, engine, prefix):
+        spare()
+
+        def standing(jobs):
+            raise AssertionError(f"no job lives in it: {jobs}")
+
+        assert reap(engine(3600), Known(standing)) == []

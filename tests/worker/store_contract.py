@@ -911,6 +911,19 @@ class StoreContract:
             "lost": Standing(is_over=False, is_held=False, generation=1),
         }
         assert dict(store.standing([])) == {}
+        assert dict(store.tenants(["p1", "p2", "nul\0"])) == {"p1": "held"}
+        assert dict(store.tenants([])) == {}
+
+    def test_nobody_lives_where_a_job_has_ended_or_has_moved_out(self, store, job):
+        claim = store.claim("one", "w", LONG_S)
+        for place in ("p1", "p2"):
+            opened = SandboxOpened(place=place, engine="e1")
+            store.append("one", opened, generation=claim.generation)
+        many = [f"q{i}" for i in range(1500)]
+        assert dict(store.tenants(["p1", *many, "p2"])) == {"p2": "one"}
+        self.append(store, ANSWERED)
+        store.release("one", generation=claim.generation)
+        assert dict(store.tenants(["p1", "p2"])) == {}
 
     def test_it_says_how_very_many_jobs_stand(self, store, job):
         names = [f"n{i}" for i in range(1500)]

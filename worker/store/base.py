@@ -197,6 +197,9 @@ class Store(Protocol):
     def standing(self, job_ids: Sequence[str]) -> Mapping[str, Standing]:
         """Tell for the reaper how jobs stand; one that is unknown is left out."""
 
+    def tenants(self, places: Sequence[str]) -> Mapping[str, str]:
+        """Tell for the reaper which job lives in which sandbox, of those that have not ended."""
+
     def see(self, worker: WorkerSeen) -> None:
         """Note that a worker lives. Those not seen for a day are forgotten."""
 

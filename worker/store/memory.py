@@ -200,6 +200,11 @@ class MemoryStore:
                 if entry.job.id in job_ids
             }
 
+    def tenants(self, places: Sequence[str]) -> Mapping[str, str]:
+        with self._lock:
+            living = [e for e in self._entries.values() if not e.status.is_final]
+            return {entry.place: entry.job.id for entry in living if entry.place in places}
+
     def see(self, worker: WorkerSeen) -> None:
         with self._lock:
             now = self._clock()

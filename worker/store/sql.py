@@ -189,6 +189,13 @@ class SqlStore:
     def standing(self, job_ids: Sequence[str]) -> Mapping[str, Standing]:
         return self._database.read(lambda c: {row.id: _stands(row) for row in _rows(c, job_ids)})
 
+    def tenants(self, places: Sequence[str]) -> Mapping[str, str]:
+        def work(connection: Connection) -> dict[str, str]:
+            rows = (connection.execute(sql.TENANTS, {"places": p}) for p in _batches(places))
+            return {row.place: row.id for some in rows for row in some}
+
+        return self._database.read(work)
+
     def see(self, worker: WorkerSeen) -> None:
         def work(connection: Connection) -> None:
             seen = {"name": worker.name, "body": packed(worker)}
@@ -446,9 +453,13 @@ def _attempts(connection: Connection, job_id: str) -> tuple[Attempt, ...]:
 
 
 def _rows(connection: Connection, job_ids: Sequence[str]) -> Iterator[_Row]:
-    for start in range(0, len(job_ids), _AT_ONCE):
-        some = list(job_ids[start : start + _AT_ONCE])
+    for some in _batches(job_ids):
         yield from connection.execute(sql.STANDING, {"ids": some})
+
+
+def _batches(values: Sequence[str]) -> Iterator[list[str]]:
+    """As many as a database takes in one statement."""
+    return (list(values[i : i + _AT_ONCE]) for i in range(0, len(values), _AT_ONCE))
 
 
 # ---- claiming

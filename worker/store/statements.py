@@ -262,6 +262,9 @@ KEEP_ARTIFACT = {name: _keep_artifact(name) for name in DIALECTS}
 COUNTS = select(
     func.count().filter(_FREE).label("claimable"), func.count().filter(_HELD).label("held")
 ).where(_OPEN)
+TENANTS = select(jobs.c.id, jobs.c.place).where(
+    jobs.c.place.in_(bindparam("places", expanding=True)), jobs.c.ended_at.is_(None)
+)
 STANDING = select(
     *(jobs.c.id, jobs.c.ended_at, jobs.c.generation, jobs.c.place, jobs.c.engine),
     _HELD.label("is_held"),
