@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from worker.conversation import KEPT_CHARS, Conversation, Messages, chars_of
+from worker.conversation import KEPT_CHARS, Conversation, Messages
 from worker.errors import ContextTooLong, Stop
 from worker.history import History
 from worker.hooks import Run
@@ -90,7 +90,7 @@ class Window:
         """Build the next request; returns it with its size in characters."""
         room = max(tokens - min(self.reply_tokens, tokens // 3), tokens // 3)
         said = history.view(Conversation)
-        said.grow()
+        said.grow(history)
         tools_chars = said.tools_chars(tools)
         fitted = fit(said, int(room / tokens_per_char(history)) - tools_chars)
         request = Request(
@@ -133,8 +133,9 @@ def fit(said: Conversation, budget: int) -> Fitted:
         head = _noted(head, notice("left_out", count=dropped))
         chars += len(head[-1].text) - len(said.head[-1].text)
     if chars > budget:
-        head, groups = _squeezed(head, groups, chars - budget)
-        chars = chars_of(head) + sum(map(chars_of, groups))
+        chars -= _cut_largest(groups, chars - budget)
+        full, head = head, _cut_goal(head, chars - budget)
+        chars -= len(full[-1].text) - len(head[-1].text)
     return Fitted((*head, *chain.from_iterable(groups)), chars)
 
 
@@ -146,32 +147,30 @@ def _first(most: int, budget: int, chars: Callable[[int], int]) -> int:
     return bisect_left(range(max(0, most)), -budget, key=lambda number: -chars(number))
 
 
-def _squeezed(
-    head: Messages, groups: list[Messages], excess: int
-) -> tuple[Messages, list[Messages]]:
-    """Cut the middle out of what is still too large: results first, the goal last."""
-    before = sum(map(chars_of, groups))
-    groups = _cut_largest(groups, excess)
-    return _cut_goal(head, excess - before + sum(map(chars_of, groups))), groups
-
-
 def _noted(head: Messages, text: str) -> Messages:
     last = head[-1]
     return (*head[:-1], last.model_copy(update={"content": f"{last.text}\n\n{text}"}))
 
 
-def _cut_largest(whole: Sequence[Messages], excess: int) -> list[Messages]:
-    """Cut the middle out of the largest texts until `excess` characters are gone."""
-    groups = [list(group) for group in whole]
-    places = [(i, j) for i, group in enumerate(groups) for j in range(len(group))]
-    for i, j in sorted(places, key=lambda p: -len(groups[p[0]][p[1]].text)):
-        if excess <= 0:
+def _cut_largest(groups: list[Messages], excess: int) -> int:
+    """Cut the middle out of the largest texts until `excess` characters are gone.
+
+    Returns how many are gone.
+    """
+    sizes = [
+        (len(message.text), i, j)
+        for i, group in enumerate(groups)
+        for j, message in enumerate(group)
+        if len(message.text) > KEPT_CHARS
+    ]
+    left = excess
+    for size, i, j in sorted(sizes, key=lambda found: -found[0]):
+        if left <= 0:
             break
-        before = groups[i][j]
-        after = _cut(before, excess)
-        groups[i][j] = after
-        excess -= chars_of([before]) - chars_of([after])
-    return [tuple(group) for group in groups]
+        after = _cut(groups[i][j], left)
+        groups[i] = (*groups[i][:j], after, *groups[i][j + 1 :])
+        left -= size - len(after.text)
+    return excess - left
 
 
 def _cut_goal(head: Messages, excess: int) -> Messages:

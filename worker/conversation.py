@@ -55,13 +55,13 @@ class Group:
 class Conversation:
     """A view of a history (`History.view`). Raises `RequestInvalid` for one that cannot be sent."""
 
-    def __init__(self, history: History) -> None:
-        self._history = history
+    def __init__(self) -> None:
         self._groups: list[Group] = []
         self._sums = [0]  # characters of the first n groups
         self._cleared_sums = [0]
-        self._ids: set[str] = set()
-        self._settled = 0  # groups that change no more
+        self._ids: set[str] = set()  # of calls in all groups but the last
+        self._extent = (0, 0)  # of the turn in the last group
+        self._head_extent = (0, 0)
         self._tools: Sequence[Wire] = ()
         self._tools_chars = 0
         self.head: Messages = ()
@@ -70,35 +70,33 @@ class Conversation:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def grow(self) -> None:
+    def grow(self, history: History) -> None:
         """Take in what has happened since the last time."""
-        turns = self._history.turns
-        if self._settled == 0:
-            opening = [*self._history.opening, *_notices(turns[0])]
-            self.head = tuple(_joined(opening))
-            self._head_chars = chars_of(self.head)
-            check_request(self.head)
-        del self._groups[self._settled :]
-        del self._sums[self._settled + 1 :], self._cleared_sums[self._settled + 1 :]
-        for turn in turns[self._settled + 1 : -1]:
-            group = self._add(turn)
-            self._settled += 1
-            self._ids.update(call.id for call in group.whole[0].tool_calls)
-        if len(turns) > 1:
-            self._add(turns[-1])
+        opening, turns = history.opening, history.turns
+        extent = len(opening), len(turns[0].notices)
+        if extent != self._head_extent:
+            self.head = tuple(_joined([*opening, *_notices(turns[0])]))
+            self._head_chars, self._head_extent = chars_of(self.head), extent
+        check_request(self.head)
+        if self._groups and _extent(turns[len(self)]) != self._extent:
+            del self._groups[-1], self._sums[-1], self._cleared_sums[-1]
+        for turn in turns[len(self) + 1 :]:
+            self._add(turn)
 
-    def _add(self, turn: Turn) -> Group:
+    def _add(self, turn: Turn) -> None:
         group = Group.of(turn)
         self._check(group)
         self._groups.append(group)
         self._sums.append(self._sums[-1] + group.chars)
         self._cleared_sums.append(self._cleared_sums[-1] + group.cleared_chars)
-        return group
+        self._extent = _extent(turn)
 
     def _check(self, group: Group) -> None:
         check_request((*self.head, *group.whole))
         if self._groups:
-            _check_order(self._groups[-1].whole[-1], group.whole[0], {})
+            before = self._groups[-1].whole
+            self._ids.update(call.id for call in before[0].tool_calls)
+            _check_order(before[-1], group.whole[0], {})
         for call in group.whole[0].tool_calls:
             if call.id in self._ids:
                 raise RequestInvalid(f"call id {call.id} is there twice")
@@ -126,6 +124,11 @@ class Conversation:
         if self._tools != tools:
             self._tools, self._tools_chars = tools, chars_of((), tools)
         return self._tools_chars
+
+
+def _extent(turn: Turn) -> tuple[int, int]:
+    """What changes whenever the turn does."""
+    return len(turn.results), len(turn.notices)
 
 
 def _messages(turn: Turn) -> Messages:

@@ -93,7 +93,7 @@ class History:
         self._calls: dict[str, ToolCall] = {}
         self._numbers: dict[str, int] = {}
         self._results: dict[int, ToolResult] = {}
-        self._views: dict[Callable[[History], Any], Any] = {}
+        self._views: dict[Callable[[], Any], Any] = {}
         for event in events:
             self.add(event)
 
@@ -187,13 +187,13 @@ class History:
         """Every result with the number of its call, oldest first."""
         yield from self._results.items()
 
-    def view(self, kind: Callable[[History], T]) -> T:
-        """What `kind` makes of this history. It is made once, and grows with the history.
+    def view(self, kind: Callable[[], T]) -> T:
+        """The one `kind` of this history, which is given the history and grows with it.
 
-        It must follow from the events alone, for it is not stored.
+        What it says must follow from the events alone, for it is not stored.
         """
         if kind not in self._views:
-            self._views[kind] = kind(self)
+            self._views[kind] = kind()
         found: T = self._views[kind]
         return found
 

@@ -125,16 +125,15 @@ def _steps(outcomes: Iterable[Outcomes]) -> list[Step]:
 class Trail:
     """The latest turns with calls, as they are compared: a view of a history (`History.view`)."""
 
-    def __init__(self, history: History) -> None:
-        self._history = history
+    def __init__(self) -> None:
         self._outcomes: dict[int, Outcomes] = {}
         self._extent = (0, 0)
         self._latest: tuple[list[Turn], list[Step]] = ([], [])
 
-    def latest(self, reach: int, end: int) -> tuple[list[Turn], list[Step]]:
+    def latest(self, history: History, reach: int, end: int) -> tuple[list[Turn], list[Step]]:
         """The last `reach` turns with calls before number `end`, whose calls all have results."""
         if self._extent != (reach, end):
-            turns = self._history.turns
+            turns = history.turns
             near = range(max(1, end - 2 * reach), end)
             numbers = [number for number in near if turns[number].calls][-reach:]
             known = self._outcomes
@@ -209,7 +208,7 @@ class LoopHook(Hook):
 
     def before_model(self, run: Run) -> None:
         trail = run.history.view(Trail)
-        turns, steps = trail.latest(self._reach, len(run.history.turns))
+        turns, steps = trail.latest(run.history, self._reach, len(run.history.turns))
         self._judge_repeats(run, steps, turns)
         self._judge_errors(run, turns)
         self._judge_cycles(run, steps)
@@ -222,7 +221,7 @@ class LoopHook(Hook):
         if len(twins) > 2 and call.id != twins[0].id and not self._limits.observe:  # noqa: PLR2004
             raise SkipCall(notice("twice", number=run.history.number(twins[0].id)))
         trail = run.history.view(Trail)
-        earlier, steps = trail.latest(self._reach, len(run.history.turns) - 1)
+        earlier, steps = trail.latest(run.history, self._reach, len(run.history.turns) - 1)
         count = trailing_repeats(steps, key)
         if count + 1 >= self._limits.block * self._factor(earlier) and not self._limits.observe:
             result = self._last_result(earlier, key)

@@ -51,6 +51,16 @@ def history_of(turns, *, usage=None):
     return history
 
 
+def history_events(history):
+    """The events of such a history again."""
+    yield from (MessageAdded(message=message) for message in history.opening)
+    for turn in history.turns:
+        if turn.reply:
+            yield ReplyAdded(reply=turn.reply)
+        yield from (ResultAdded(result=result) for result in turn.results.values())
+        yield from turn.notices
+
+
 TURNS = st.lists(st.tuples(st.lists(st.integers(0, 3000), max_size=3), st.booleans()), max_size=12)
 
 
@@ -67,6 +77,28 @@ def test_the_estimate_never_exceeds_the_window(turns, tokens):
     request = Window(tokens, 1000).request(history_of(turns), ())
     reserved = min(1000, tokens // 3)
     assert chars_of(request.messages) * 0.3 + reserved <= tokens * 1.02
+
+
+@given(TURNS, st.integers(0, 20_000))
+def test_the_size_of_what_is_sent_is_known_without_measuring_it(turns, budget):
+    said = Conversation()
+    said.grow(history_of(turns))
+    fitted = fit(said, budget)
+    assert fitted.chars == chars_of(fitted.messages)
+
+
+@given(TURNS)
+def test_a_conversation_that_grows_is_the_one_that_is_made_at_the_end(turns):
+    whole = history_of(turns)
+    grown, history = Conversation(), History(whole.job)
+    for event in history_events(whole):
+        history.add(event)
+        if not history.last.is_open and len(history.opening) > 1:
+            grown.grow(history)
+    made = Conversation()
+    made.grow(whole)
+    grown.grow(history)
+    assert (grown.head, grown.groups(), grown.chars()) == (made.head, made.groups(), made.chars())
 
 
 def test_what_fits_is_sent_whole():
@@ -88,8 +120,8 @@ def test_what_fits_is_sent_whole():
 
 
 def test_old_results_are_cleared_before_steps_are_left_out():
-    said = Conversation(history_of([([2000], False)] * 6))
-    said.grow()
+    said = Conversation()
+    said.grow(history_of([([2000], False)] * 6))
     messages = fit(said, said.chars() - 1500).messages
     assert len(messages) == 14
     assert "cleared" in messages[3].text
