@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -209,6 +210,35 @@ def test_halves_of_surrogate_pairs_do_not_survive(httpserver, chat):
     reply = ask(chat())
     assert reply.text == "x \ufffd y"
     assert reply.model_dump_json().encode()
+
+
+def test_each_message_is_encoded_once_and_sent_with_every_request(httpserver, chat):
+    serve(httpserver, answer(), answer(), answer())
+    said = [SYSTEM, GOAL, Message(role=Role.ASSISTANT, content="ä"), GOAL, SYSTEM]
+    model, encoded = chat(), []
+    wire = Message.to_wire.__code__
+
+    def count(frame, event, _):
+        if event == "call" and frame.f_code is wire:
+            encoded.append(frame.f_locals["self"])
+
+    for most in (2, 3, 5):
+        sys.setprofile(count)
+        try:
+            ask(model, messages=tuple(said[:most]), tools=TOOLS)
+        finally:
+            sys.setprofile(None)
+        assert sent(httpserver)["messages"] == [message.to_wire() for message in said[:most]]
+        assert sent(httpserver)["tools"] == list(TOOLS)
+    assert sum(message.text == "ä" for message in encoded) == 1
+
+
+def test_the_key_goes_along_as_endpoints_want_it(httpserver, chat):
+    serve(httpserver, answer())
+    ask(chat(api_key="sk-1"))
+    headers = httpserver.log[-1][0].headers
+    assert headers["Authorization"] == "Bearer sk-1"
+    assert headers["Content-Type"] == "application/json"
 
 
 # ---- failures: which are tried again
