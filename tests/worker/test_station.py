@@ -172,7 +172,7 @@ def remade(yard, job_id, monkeypatch):
     """Lose the sandbox of a job at its last call; returns the second one and the job's end."""
     sandboxes = []
 
-    def start(settings, spec):
+    def start(_settings, spec, _spares=None):
         sandboxes.append(FakeSandbox(respond, spec))
         return sandboxes[-1]
 
