@@ -550,6 +550,22 @@ def test_after_a_timeout_the_model_can_be_asked_again(httpserver, chat):
     assert ask(model).text == "hello"
 
 
+def test_exchanges_share_a_thread_that_ends_with_the_model(httpserver, chat):
+    def exchanging():
+        return {thread for thread in threading.enumerate() if thread.name == "model"}
+
+    others = exchanging()
+    serve(httpserver, answer(), answer(), answer())
+    model, seen = chat(), set()
+    for _ in range(3):
+        ask(model)
+        seen |= exchanging() - others
+    assert len(seen) == 1
+    model.close()
+    seen.pop().join(2.0)
+    assert exchanging() <= others
+
+
 def test_nobody_there_names_the_address_and_its_setting(chat):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -1,7 +1,7 @@
 """HTTP exchanges that end when we say so, whatever the server does.
 
 A read timeout starts anew with every byte, so a server that sends one byte at a time holds a
-client for ever. Here the exchange runs in a thread of its own; at the deadline, or when the job is
+client for ever. Here exchanges run in a thread of their own; at the deadline, or when the job is
 cancelled, its sockets are shut down under it, which ends the thread as well.
 """
 
@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import httpx2
@@ -30,6 +31,7 @@ class Line:
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
+        self._work: SimpleQueue[Callable[[], None] | None] | None = None
         self._lock = threading.Lock()
         self.client: httpx2.Client = DefaultHttpxClient(
             event_hooks={"request": [self._trace]}, follow_redirects=True
@@ -62,7 +64,7 @@ class Line:
 
         deadline = time.monotonic() + timeout_s
         _check(deadline, timeout_s, is_cancelled)  # nothing is sent for a job that is not ours
-        threading.Thread(target=work, name="model", daemon=True).start()
+        self._start(work)
         try:
             while not done.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
                 _check(deadline, timeout_s, is_cancelled)
@@ -74,14 +76,38 @@ class Line:
             raise result
         return result
 
+    def close(self) -> None:
+        """Let go of connections, and of the thread when it is done. Safe to call twice."""
+        self._leave()
+        self.client.close()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        if self._work is None:
+            self._work = SimpleQueue()
+            thread = threading.Thread(target=_serve, args=(self._work,), name="model", daemon=True)
+            thread.start()
+        self._work.put(work)
+
+    def _leave(self) -> None:
+        """Take another thread next time: this one may never be done."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.put(None)
+
     def break_off(self) -> None:
         """Shut down every connection, so that a read that waits for one returns at once."""
+        self._leave()
         with self._lock:
             streams, self._streams = self._streams, []
         for stream in streams:
             with contextlib.suppress(OSError, ValueError):
                 # not SSLSocket.shutdown, which takes the TLS state away under the reader
                 socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+
+
+def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while work := queue.get():
+        work()
 
 
 def _check(deadline: float, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:

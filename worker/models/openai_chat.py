@@ -95,7 +95,7 @@ class OpenAIChat:
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        self._client.close()
+        self._line.close()
 
     def _try(self, request: Request, deadline: float, is_cancelled: Callable[[], bool]) -> Reply:
         try:
