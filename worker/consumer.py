@@ -168,9 +168,10 @@ def _options() -> argparse.Namespace:
 
 def _import_tasks(options: argparse.Namespace) -> None:
     """Load all that jobs need, once for all processes of the pool."""
-    from worker import tasks  # noqa: PLC0415 - it imports this package's application
+    from worker import builtin, tasks  # noqa: PLC0415 - it imports this package's application
 
     tasks.named(options.name)
+    builtin.prepare()
     if in_force().model:  # it takes half a second, and jobs of recordings do without
         importlib.import_module("worker.models.openai_chat")
     if options.include:

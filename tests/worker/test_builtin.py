@@ -9,7 +9,7 @@ import pytest
 
 from sandbox.types import Limits, SandboxSpec
 from worker import assembly
-from worker.builtin import Workplace, builtin_tools
+from worker.builtin import Workplace, builtin_tools, prepare
 from worker.runner import JobRequest, run_job
 from worker.settings import Settings
 from worker.testing import say
@@ -67,6 +67,13 @@ def test_a_missing_file_is_answered_with_what_is_there(call):
         ("write_file", {"name": "data.csv", "content": "a\n"}), python("open('dat.csv')")
     )
     assert "closest: data.csv" in results[1].text
+
+
+def test_tools_are_looked_at_once_for_all_jobs(place):
+    prepare()
+    names = Settings().tools
+    one, other = builtin_tools(place, names), builtin_tools(Workplace(lambda: None), names)
+    assert all(a.parameters is b.parameters for a, b in zip(one, other, strict=True))
 
 
 def test_a_call_has_its_own_time_limit(call):

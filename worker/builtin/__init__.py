@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from sandbox.base import Sandbox
 from worker.builtin import calculate, files, interpreter, read_output, search
 from worker.builtin.workplace import Workplace
 from worker.errors import InputInvalid
 from worker.tools import Tool, nearest
 
-__all__ = ["Workplace", "builtin_tools"]
+__all__ = ["Workplace", "builtin_tools", "prepare"]
 
 _MAKERS: dict[str, Callable[[Workplace], Tool]] = {
     "python_interpreter": interpreter.python_tool,
@@ -20,6 +21,15 @@ _MAKERS: dict[str, Callable[[Workplace], Tool]] = {
     "search_files": search.search_tool,
     "read_output": read_output.read_output_tool,
 }
+
+
+def prepare() -> None:
+    """Look at all tools once, for all processes that are forked from this one."""
+    builtin_tools(Workplace(_no_sandbox), _MAKERS)
+
+
+def _no_sandbox() -> Sandbox:
+    raise AssertionError("nothing is called here")
 
 
 def builtin_tools(place: Workplace, allowed: Iterable[str]) -> list[Tool]:
