@@ -32,7 +32,7 @@ class Counting(Observer):
 
 def script(steps):
     for i in range(steps):
-        yield say(f"step {i}", ("python_interpreter", {"code": f"print({i})"}))
+        yield say(f"step {i}", ("write_file", {"name": "note", "content": f"note {i}"}))
     yield say("done")
 
 
