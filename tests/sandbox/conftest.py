@@ -11,6 +11,7 @@ import pytest
 
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
+from sandbox.pool import shape_of
 from sandbox.process import ProcessSandbox
 from sandbox.types import Limits, SandboxSpec
 from worker.testing import FakeSandbox, ok
@@ -18,14 +19,31 @@ from worker.testing import FakeSandbox, ok
 DOCKER = pytest.param("docker", marks=pytest.mark.engine)
 
 
+def start_as_spare(spec, libraries=("json",)):
+    """Make what a pool makes, and take it as a job does."""
+    spare = DockerSandbox.start(shape_of(spec))
+    spare.preload(libraries)
+    return DockerSandbox.take(spare.give_away(), spec)
+
+
+@pytest.fixture(scope="session")
+def only_spares(request):
+    return request.config.getoption("--spares")
+
+
 @pytest.fixture
-def start(job):
-    """Start sandboxes that end with the test: `start("docker", memory_bytes=…)`."""
+def start(job, only_spares):
+    """Start sandboxes that end with the test: `start("docker", memory_bytes=…)`.
+
+    "cold" is a container of its own job also where all others are spares.
+    """
     started = []
 
     def begin(driver="docker", *, spec=None, **limits):
         wanted = spec or SandboxSpec(job=job, limits=Limits(**limits))
-        if driver == "docker":
+        if driver == "spare" or (driver == "docker" and only_spares):
+            made = start_as_spare(wanted)
+        elif driver in {"docker", "cold"}:
             made = DockerSandbox.start(wanted)
         elif driver == "process":
             made = ProcessSandbox.start(wanted, allow_unisolated=True)
@@ -71,7 +89,7 @@ def any_sandbox(request, start):
     return start(request.param)
 
 
-@pytest.fixture
-def container(start):
-    """A sandbox in a container."""
-    return start("docker")
+@pytest.fixture(params=["docker", "spare"])
+def container(request, start):
+    """A sandbox in a container that was made for it, and in one that has waited for it."""
+    return start(request.param)

@@ -157,7 +157,7 @@ class TestRefusing:
         assert state(first) is None
 
     def test_another_jobs_container_which_stays(self, start, spec, job):
-        first = start(spec=spec())
+        first = start("cold", spec=spec())
         other = spec().model_copy(update={"job": f"{job}-other"})
         with pytest.raises(SandboxLost, match="not one of job"):
             DockerSandbox.adopt(first.place, other)
@@ -343,9 +343,13 @@ def proxy(tmp_path):
 
 class TestCutOff:
     @pytest.fixture
-    def first(self, proxy, spec, monkeypatch):
-        """A sandbox whose engine is behind the proxy, and carries its link."""
+    def by_engine(self, proxy, monkeypatch):
+        """Let the engine behind the proxy carry the links to its sandboxes."""
         monkeypatch.setattr(docker_driver, "_WITHOUT_DOORS", {proxy.url})
+
+    @pytest.fixture
+    def first(self, proxy, spec, by_engine):
+        """A sandbox whose engine is behind the proxy."""
         made = DockerSandbox.start(spec(), engine_url=proxy.url)
         yield made
         made.detach()
@@ -388,7 +392,7 @@ class TestCutOff:
         gc.collect()  # as above
 
     @pytest.mark.parametrize("store", ["", "test-store"])
-    def test_whoever_does_not_adopt_closes_and_nothing_is_left(self, proxy, spec, store):
+    def test_whoever_does_not_adopt_closes_and_nothing_is_left(self, proxy, spec, store, by_engine):
         first = DockerSandbox.start(spec(store=store), engine_url=proxy.url)
         proxy.cut()
         with pytest.raises(LinkLost):

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from sandbox.docker import DockerSandbox
+from sandbox.pool import LIBRARIES
 from sandbox.types import MIB, Interpreter, Outcome, SandboxSpec
+from tests.sandbox.conftest import start_as_spare
 
 pytestmark = pytest.mark.engine
 
@@ -220,9 +222,11 @@ ESCAPES = {
 }
 
 
-@pytest.fixture(scope="class")
+@pytest.fixture(scope="class", params=["started", "spare"])
 def prison(request, job):
-    made = DockerSandbox.start(SandboxSpec(job=job))
+    spec = SandboxSpec(job=job)
+    is_spare = request.param == "spare"
+    made = start_as_spare(spec, LIBRARIES) if is_spare else DockerSandbox.start(spec)
     yield made
     made.close()
 
