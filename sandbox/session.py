@@ -47,6 +47,7 @@ ENDING_S = 15.0  # on top of a call's limit: the guest's grace, its clean-up, a 
 MAX_SAID = 4 * MAX_FRAME  # in answer to one request
 MAX_FRAMES = 1000
 MAX_TEXT = MAX_FRAME - 64 * 1024
+MOST_PER_CHARACTER = 12  # bytes of JSON
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 T = TypeVar("T", bound=Answer)
@@ -272,6 +273,8 @@ def _refusal(text: str) -> Execution | None:
     """What cannot even be sent is the code's fault, and told as such."""
     if "\0" in text:
         return _failed("SyntaxError", "the code holds a NUL character (\\x00); write it escaped")
+    if len(text) * MOST_PER_CHARACTER <= MAX_TEXT:
+        return None
     size = len(json.dumps(text))
     if size > MAX_TEXT:
         return _failed("CodeTooLong", f"{size} bytes; the limit is {MAX_TEXT}")

@@ -74,6 +74,8 @@ def render(head: bytes, tail: bytes, total_bytes: int, *, where: str | None) -> 
             middle is missing, and the text says so at that place.
         where: Where to find what is missing, for that note ("full text in …"); None if nowhere.
     """
+    if not total_bytes:
+        return Transcript("", truncated=False)
     missing = total_bytes - len(head) - len(tail)
     where = f"; {where}" if where else ""
     if missing <= 0:

@@ -34,7 +34,7 @@ WITHOUT_ENGINE = re.compile(r"caisson (?:config|--|exec --expression)|-h\b|--hel
 # From other settings or from the host, said in words.
 WORKED_OUT = {
     *("workspace_size", "tmp_size", "max_life_s", "data_dir", "database_url", "broker_url"),
-    *("result_url", "concurrency", "share_memory", "share_cpus"),
+    *("result_url", "concurrency", "share_memory", "share_cpus", "pool_memory"),
 }
 DOCTORS_OWN = {"engine", "image", "start", "environment", "removal", "life"}
 

@@ -56,8 +56,8 @@ class Interpreter:
 
     def _guarded(self, code: str, name: str) -> dict[str, Any]:
         signal.signal(signal.SIGINT, self._interrupted)
-        for builtin, value in BUILTINS.items():  # else code that has deleted one ends all others
-            builtins.__dict__.setdefault(builtin, value)
+        if not builtins.__dict__.keys() >= BUILTINS.keys():
+            _restore_builtins()  # else code that has deleted one ends all others
         try:
             self._running = True
             value = self._run(code, name)
@@ -111,6 +111,11 @@ class Interpreter:
         """The names that user code has defined, in the order in which it did."""
         names = [name for name in list(self._module.__dict__) if type(name) is str]
         return [name[:MAX_NAME] for name in names if not name.startswith("_")][:MAX_NAMES]
+
+
+def _restore_builtins() -> None:
+    for name, value in BUILTINS.items():
+        builtins.__dict__.setdefault(name, value)
 
 
 def _parts(code: str, name: str) -> list[types.CodeType]:

@@ -155,7 +155,10 @@ def watch_writing(
     selector: selectors.BaseSelector, peer: Channel, ready: Callable[[int], None]
 ) -> None:
     """Ask to be told when a slow peer takes more, and only then."""
-    wanted = selectors.EVENT_WRITE if peer.has_output else 0
+    if peer.has_output == peer.is_slow:
+        return
+    peer.is_slow = peer.has_output
+    wanted = selectors.EVENT_WRITE if peer.is_slow else 0
     registered = selector.get_map()
     if peer.read_fd == peer.write_fd:
         if registered[peer.read_fd].events != selectors.EVENT_READ | wanted:

@@ -26,6 +26,7 @@ from .wire import Channel, Frame, Malformed
 
 SAMPLE_S = 0.05
 IDLE_S = 1.0
+PAIR = 2  # tasks: one thread each of this process and of the kernel
 MAX_ID = 200
 MAX_NAME = 4096
 
@@ -78,7 +79,6 @@ class Supervisor:
             for key, events in self._selector.select(self._patience()):
                 if self._is_watched(key):
                     key.data(events)
-            self._reap()
             self._links.tend()
             self._watch_call()
 
@@ -105,9 +105,7 @@ class Supervisor:
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._selector.register(
-            read_fd, selectors.EVENT_READ, lambda _events: os.read(read_fd, 4096)
-        )
+        self._selector.register(read_fd, selectors.EVENT_READ, lambda _events: self._reap(read_fd))
 
     # --- requests -------------------------------------------------------------------------
 
@@ -296,8 +294,9 @@ class Supervisor:
         if call.kind == "python" or not processes.kill_others(call.spared):
             processes.kill_everything()
 
-    def _reap(self) -> None:
+    def _reap(self, woken_fd: int) -> None:
         """Collect what has ended: the kernel, the shell, and orphans of either."""
+        os.read(woken_fd, 4096)
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -374,7 +373,8 @@ class Supervisor:
     def _others(self) -> list[processes.Process]:
         """All other processes; nobody is looked at when the kernel can be the only one."""
         kernel = self._kernel.process if self._kernel else None
-        if kernel is not None and self._counters.tasks() == processes.count_threads() + 1:
+        tasks = self._counters.tasks()
+        if kernel is not None and (tasks == PAIR or tasks == processes.count_threads() + 1):
             return [kernel]
         return processes.table()
 

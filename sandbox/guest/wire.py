@@ -99,6 +99,7 @@ class Channel:
         self._max_payload = max_payload
         self._begun: Frame | None = None  # its payload is still to come
         self._out = bytearray()
+        self.is_slow = False  # somebody waits until it takes more
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
