@@ -62,7 +62,8 @@ def _session(stage: Stage, contestant: Contestant) -> None:
             found = stage.ask(contestant, act, times=times, within_s=within_s)
             if (contestant.name, act) not in UNFIT:
                 stage.results.add(NAMES.get(act, act), contestant.name, found.get(act, ()))
-    _wait_for_pool(stage, contestant)  # the next one is not to meet what this one's pool does
+        if act in {"open", "close"}:  # calls, and the next one, are not to meet what a pool does
+            _wait_for_pool(stage, contestant)
 
 
 def _wait_for_pool(stage: Stage, contestant: Contestant) -> None:
@@ -178,7 +179,7 @@ def jobs(stage: Stage) -> None:
 
 def growth(done: Sequence[float], memory: Sequence[float]) -> float:
     """Bytes that each job adds, over the later part of a run."""
-    first = int(len(done) * (1 - LATE))
+    first = round(len(done) * (1 - LATE))
     return statistics.linear_regression(done[first:], memory[first:]).slope
 
 

@@ -1,9 +1,9 @@
 """Measure Caisson beside others, in one run, on one engine and one image.
 
-Prints medians, 95th percentiles and ratios, says which targets are met, and writes all of it as
-JSON. Contestants are processes of their own and take turns round by round. The peers are in an
-environment of their own, build/peers, and use the image caisson-peers, which is the sandbox image
-with what they want besides.
+Prints medians, 95th percentiles and ratios, says which targets are met, writes all of it as JSON
+and draws it (a PNG beside the JSON). Contestants are processes of their own and take turns round
+by round. The peers are in an environment of their own, build/peers, and use the image
+caisson-peers, which is the sandbox image with what they want besides.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,22 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a minute: few rounds, no peers")
     parser.add_argument(
-        "--only", action="append", choices=PARTS, metavar="PART", help="this part; repeatable"
+        "--only", action="append", choices=PARTS, metavar="PART", help="this part; may be repeated"
     )
     parser.add_argument("--rounds", type=int, help="default: 10, or 2 with --quick")
     parser.add_argument("--no-peers", action="store_true", help="measure nobody else")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json", metavar="FILE")
     parser.add_argument("--image", default=SandboxSpec().image, help="default: %(default)s")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument("--needs", action="store_true", help=argparse.SUPPRESS)  # for scripts/bench
     chosen = parser.parse_args(arguments)
-    chosen.rounds = chosen.rounds or (2 if chosen.quick else 10)
-    if chosen.rounds < 1:
+    if chosen.rounds is None:
+        chosen.rounds = 2 if chosen.quick else 10
+    elif chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
+    chosen.only = chosen.only or list(PARTS)
+    is_contest = bool({"sandboxes", "steps"}.intersection(chosen.only))
+    chosen.has_peers = is_contest and not (chosen.quick or chosen.no_peers)
     return chosen
 
 
@@ -67,8 +73,7 @@ def _about(name: str) -> str:
 
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """Run the chosen parts; returns the report."""
-    has_peers = not (chosen.quick or chosen.no_peers)
-    stage = Stage(chosen.rounds, is_quick=chosen.quick, has_peers=has_peers)
+    stage = Stage(chosen.rounds, is_quick=chosen.quick, has_peers=chosen.has_peers)
     run = f"bench-{os.getpid()}"
     machine = describe_machine()
     with endpoint() as address, swept(stage, run, chosen.image):
@@ -78,7 +83,7 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
             RUN: run,
             ENDPOINT: address,
         }
-        for name in chosen.only or PARTS:
+        for name in chosen.only:
             PARTS[name](stage)
     targets = [{**t._asdict(), "is_met": t.is_met} for t in targets_of(stage.results)]
     return {
@@ -140,11 +145,19 @@ def swept(stage: Stage, run: str, image: str) -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options_of(arguments)
+    if chosen.needs:
+        print("peers" if chosen.has_peers else "nobody else")
+        return 0
     report = measure(chosen)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
     chosen.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(table.text(report))
     print(f"\nwritten: {chosen.json}")
+    if find_spec("matplotlib"):
+        from bench import plot  # noqa: PLC0415 - not everybody has what it draws with
+
+        plot.draw(report, chosen.json.with_suffix(".png"))
+        print(f"drawn: {chosen.json.with_suffix('.png')}")
     return MISSED if chosen.check and not all(t["is_met"] for t in report["targets"]) else 0
 
 

@@ -56,13 +56,17 @@ class Pooled(LlmSandbox):
         )
 
     def ready(self) -> None:
-        """Wait until a container is ready."""
-        while not self._pool.get_stats()["state_counts"]["idle"]:
+        """Wait until a container is; one that is taken is replaced when it comes back."""
+        while self._session is None and not self._pool.get_stats()["state_counts"]["idle"]:
             time.sleep(0.05)
 
     def open(self) -> None:
         self._session = PooledSandboxSession(pool_manager=self._pool)
         self._session.open()
+
+    def close(self) -> None:
+        super().close()
+        self._session = None
 
     def end(self) -> None:
         """Remove the container that the pool holds."""

@@ -1,0 +1,44 @@
+"""Put a run into the documents: its figures into docs/performance.md, and its picture beside it.
+
+    python -m bench.report [JSON]       default: build/bench.json
+
+The JSON itself is kept as docs/performance.json, so that page and picture can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import table
+from bench.contest import ROOT
+
+PAGE = ROOT / "docs/performance.md"
+KEPT = ROOT / "docs/performance.json"
+PICTURE = ROOT / "docs/images/performance.png"
+BEGIN, END = "<!-- written by python -m bench.report -->\n", "<!-- until here -->\n"
+
+
+def placed(page: str, report: dict[str, Any]) -> str:
+    """The page with the figures of this run in their place."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table.markdown(report)}\n\n{END}{after}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    from bench import plot  # noqa: PLC0415 - a test that looks at the page needs no matplotlib
+
+    source = Path(arguments[0]) if arguments else ROOT / "build/bench.json"
+    report = json.loads(source.read_text(encoding="utf-8"))
+    KEPT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
+    plot.draw(report, PICTURE)
+    print(f"written: {PAGE}, {KEPT}, {PICTURE}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
