@@ -27,6 +27,7 @@ from sandbox.types import MIB, Interpreter, Outcome, Record, SandboxSpec
 CPU_SLACK = 1.35  # a two-second sample of a quota that is dealt out in slices of 100 ms
 SAFE_ENGINE = (29, 5, 1)
 SAFE_RUNC = (1, 2, 8)
+STATUS = "print(open('/proc/self/status').read())"
 
 
 class Check(Record):
@@ -131,9 +132,8 @@ def _user(sandbox: DockerSandbox) -> Finding:
 
 
 def _status(sandbox: DockerSandbox) -> dict[str, str]:
-    """Of the first process: the guest takes more from what it starts, and that is not asked."""
-    code = "import json; print(json.dumps(open('/proc/1/status').read()))"
-    lines = str(_ask(sandbox, code)).splitlines()
+    """Of a process that is none of the guest's, which takes more from its own; unasked for here."""
+    lines = sandbox.beside(STATUS).decode().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 

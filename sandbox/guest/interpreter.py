@@ -29,6 +29,7 @@ def prepare() -> None:
     site.main()
     if os.getpid() == 1:
         _furnish_home()
+        syscalls.protect(1)  # all that is started from here on inherits it
     _settle()
 
 

@@ -40,6 +40,22 @@ def set_name(name: str) -> None:
     _libc.prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 
 
+def volunteer_for_oom(score: int = 1000) -> None:
+    """Become the first that the kernel takes when memory runs out; with 0, as likely as others."""
+    with contextlib.suppress(OSError):  # not writable under some runtimes
+        file = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(file, b"%d" % score)
+        finally:
+            os.close(file)
+
+
+def put_behind(leader: int, nice: int) -> None:
+    """Let a group that was just started have its turn after this process."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.setpriority(os.PRIO_PGRP, leader, nice)
+
+
 def give_back_memory() -> None:
     """Return what is free in the heap to the kernel, where the C library has a way to."""
     with contextlib.suppress(AttributeError):

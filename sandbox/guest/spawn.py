@@ -44,13 +44,10 @@ def _become_child(
         close_all_but(keep)
         # Else /dev/stdout and /proc/self/* are closed to user code.
         processes.set_dumpable(allowed=True)
-        _volunteer_for_oom()
+        processes.volunteer_for_oom()
         _enter(cwd)
         if os.getppid() == 1:
-            from . import syscalls  # noqa: PLC0415 - loaded by `interpreter.prepare`
-
             os.nice(NICE)
-            syscalls.protect(1)
         run()
     except BaseException as error:
         told = f"sandbox: {type(error).__name__}: {error}\n"
@@ -73,11 +70,3 @@ def _enter(folder: str) -> None:
         os.chdir(folder)
     except OSError:
         os.chdir("/")  # user code has closed its own workspace; let it open it again
-
-
-def _volunteer_for_oom() -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")
-    except OSError:
-        pass  # not writable under some runtimes; the supervisor is small and rarely chosen anyway

@@ -21,7 +21,6 @@ from .links import Links, watch_writing
 from .memory import Counters
 from .outputs import Outputs
 from .results import Results
-from .spawn import spawn
 from .wire import Channel, Frame, Malformed
 
 SAMPLE_S = 0.05
@@ -49,6 +48,7 @@ class Supervisor:
         self._snapshot = files.snapshot(self._workspace)
         self._generation = 0
         self._number = 0
+        self._is_prepared = False
         self._call: Call | None = None
         self._kernel: KernelProcess | None = None
         self._lost: list[str] | None = None
@@ -158,7 +158,6 @@ class Supervisor:
         }
         self._links.say(link, answer)
         if self._kernel is None and self._call is None:
-            prepare()
             self._start_kernel()
 
     def _on_preload(self, frame: Frame) -> None:
@@ -262,10 +261,11 @@ class Supervisor:
 
     def _launch_shell(self, execution_id: str, text: str, timeout_s: float) -> Call:
         call = Call("shell", execution_id, self._number, timeout_s, self._counters)
+        self._prepare()
         spared = self._others()
         capture = self._outputs.open(self._number)
         try:
-            pid = spawn(lambda: shell.run(text), capture.write_fd, self._workspace)
+            pid = shell.start(text, capture.write_fd)
         except OSError:
             self._outputs.close(capture)
             raise
@@ -380,7 +380,14 @@ class Supervisor:
 
     # --- the kernel -----------------------------------------------------------------------
 
+    def _prepare(self) -> None:
+        """Do once what all user code needs, confinement included; if it raises, none begins."""
+        if not self._is_prepared:
+            prepare()
+            self._is_prepared = True
+
     def _start_kernel(self) -> KernelProcess:
+        self._prepare()
         capture = self._outputs.open(self._number)
         try:
             kernel = KernelProcess(self._workspace, self._config["output_bytes"], capture)

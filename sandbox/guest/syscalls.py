@@ -1,4 +1,7 @@
-"""A system-call filter for user code, on top of Docker's own and inherited by all that it starts.
+"""A system-call filter for user code, on top of Docker's own.
+
+The supervisor puts it in front of itself before it starts anything, and all that it starts inherits
+it: installing it in each new process would take as long as starting one.
 
 The kernel lets any process change the resource limits, priority and processors of another one of
 the same user, and the supervisor is such a one: `prlimit(1, RLIMIT_NOFILE, (0, 0))` would end the
@@ -61,9 +64,10 @@ def _rules(machine: Machine, supervisor: int) -> list[Rule]:
     by_pid = machine[1:6]
     return [
         *(Rule(call, 0, (supervisor,)) for call in by_pid),
-        # The first argument says whether the second is a process, a group or a user.
+        # The first argument says whether the second is a process, a group or a user. Nobody can
+        # join the supervisor's group, which is that of its pid.
         Rule(machine.setpriority, 1, (supervisor,)),
-        Rule(machine.setpriority, 0, (0,), allows=True),
+        Rule(machine.setpriority, 0, (0, 1), allows=True),
         Rule(machine.ioprio_set, 1, (supervisor,)),
         Rule(machine.ioprio_set, 0, (1,), allows=True),
         Rule(machine.socket, 0, SOCKETS, allows=True),
