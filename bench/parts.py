@@ -20,6 +20,7 @@ STORES = {
     "sqlite": f"{OURS}, SQLite",
     "postgres": f"{OURS}, PostgreSQL",
 }
+CALLS = 400  # of a small crowd together
 LATE = 0.8  # the part of a run over which memory is watched: what comes first is caches
 UNFIT = {(PIPED, "open"), (PIPED, "close")}  # a process that only answers is no sandbox
 
@@ -147,7 +148,7 @@ def crowds(stage: Stage) -> None:
     for _ in range(_few(stage)):
         for count in (1, 2, 4) if stage.is_quick else (1, 2, 4, 8, 16, 32, 64):
             stage.tell(f"{count} sandboxes at once")
-            found = _ask_all(stage, field, "crowd", count, 20)
+            found = _ask_all(stage, field, "crowd", count, max(20, CALLS // count))
             for name, row in rows.items():
                 stage.results.add(row, f"{OURS}, {count}", found.get(name, ()))
     stage.leave(field)
