@@ -107,7 +107,7 @@ class DockerSandbox(GuestSandbox):
             deadline=time.time() + spec.longest_s,
             image_volumes=volumes,
         )
-        name = f"caisson-{spec.job[:60]}-{secrets.token_hex(4)}"
+        name = container_name(spec)
         with ExitStack() as undo:  # on Ctrl-C too, also while the engine creates it
             undo.callback(engine.close)
             undo.callback(_remove_quietly, engine, name)
@@ -277,6 +277,11 @@ class DockerSandbox(GuestSandbox):
             if not state["Running"]:
                 return _end_in_words(state, self.spec, self._waited_s)
         return None
+
+
+def container_name(spec: SandboxSpec) -> str:
+    """Name a container for whoever lists them; nothing goes by it."""
+    return f"caisson-{spec.job[:60]}-{secrets.token_hex(4)}"
 
 
 def _create(engine: Engine, options: dict[str, object], name: str) -> tuple[str, Door | None]:

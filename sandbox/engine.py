@@ -138,6 +138,15 @@ class Engine:
         with self._translated():
             return list(self._client.containers(all=True, filters={"label": label}))
 
+    def rename(self, container: str, name: str) -> None:
+        """Give a container another name; one that is gone needs none."""
+        with self._translated():
+            try:
+                self._client.rename(container, name)
+            except APIError as error:
+                if error.status_code not in GONE:
+                    raise
+
     def remove(self, container: str) -> None:
         """Kill and remove a container; one that is gone already is what was wanted."""
         with self._translated():

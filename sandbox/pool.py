@@ -10,8 +10,8 @@ at least `LEAST` of one that is expected, none of those that nobody has asked fo
 more than fit into the memory that the pool may use. Making spares comes before loading libraries
 into them, which takes a second of CPU time each and is left for when nobody asks for any.
 
-Two threads work, one that makes spares and looks after them, and one that removes containers.
-Nobody waits for either.
+Two threads work, one that makes spares and looks after them, and one that runs errands to the
+engine: a spare gets its job's name, a used container is removed. Nobody waits for either.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Self
 
 import psutil
 
-from sandbox.docker import DockerSandbox, Remove, Spare
+from sandbox.docker import DockerSandbox, Remove, Spare, container_name
 from sandbox.engine import Engine
 from sandbox.errors import SandboxUnavailable, SpecInvalid
 from sandbox.owner import owner
@@ -49,6 +49,8 @@ FAULT_S = 5.0
 ENDING_S = 10.0
 LEAST_MEMORY = 256 * MIB  # smaller sandboxes have no room for libraries that nobody asked for
 FREE_BYTES = 512 * MIB  # of the host, below which no more are made
+
+_Errand = Callable[[Engine], None]
 
 
 def shape_of(spec: SandboxSpec) -> SandboxSpec | None:
@@ -148,12 +150,12 @@ class Pool:
         self._shelves: dict[str, _Shelf] = {}
         self._lock = threading.Lock()
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._to_remove: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
         self._fault = ""
         self._taken_at = float("-inf")
         self._threads = [
             threading.Thread(target=self._make, name="making", daemon=True),
-            threading.Thread(target=self._remove_all, name="removing", daemon=True),
+            threading.Thread(target=self._run_errands, name="errands", daemon=True),
         ]
 
     def __enter__(self) -> Self:
@@ -172,7 +174,7 @@ class Pool:
         """Remove all spares, and what is still to be removed. Safe to call twice."""
         self._stop.set()
         self._wake.set()
-        maker, remover = self._threads
+        maker, runner = self._threads
         if maker.ident is not None:
             maker.join(ENDING_S)
         with self._lock:
@@ -180,9 +182,9 @@ class Pool:
             self._shelves.clear()
         for waiting in left:
             self._throw_away(waiting)
-        self._to_remove.put(None)
-        if remover.ident is not None:
-            remover.join(ENDING_S)
+        self._errands.put(None)
+        if runner.ident is not None:
+            runner.join(ENDING_S)
 
     def expect(self, spec: SandboxSpec) -> None:
         """Always have spares for what is made like `spec`."""
@@ -209,11 +211,15 @@ class Pool:
             shelf.asked_at.append(now)
             waiting = shelf.best(now)
         self._wake.set()
-        return waiting.sandbox.give_away() if waiting else None
+        if waiting is None:
+            return None
+        spare, name = waiting.sandbox.give_away(), container_name(spec)
+        self._errands.put(lambda engine: engine.rename(spare.container, name))
+        return spare
 
     def remove(self, container: str) -> None:
         """Have a container removed, later and without waiting for it."""
-        self._to_remove.put(container)
+        self._errands.put(lambda engine: engine.remove(container))
 
     def count(self) -> tuple[int, int]:
         """How many spares there are, and how many of them have their libraries loaded."""
@@ -315,12 +321,12 @@ class Pool:
                 return
         self._throw_away(waiting)
 
-    # ---- removing
+    # ---- errands to the engine, for which nobody waits
 
-    def _remove_all(self) -> None:
-        while (container := self._to_remove.get()) is not None:
+    def _run_errands(self) -> None:
+        while (errand := self._errands.get()) is not None:
             try:
                 with closing(Engine(self._engine_url)) as engine:
-                    engine.remove(container)
-            except SandboxUnavailable as error:  # it ends by itself, and is the reaper's then
-                _log.warning("container %s could not be removed: %s", container[:12], error)
+                    errand(engine)
+            except SandboxUnavailable as error:  # a container left behind is the reaper's then
+                _log.warning("an errand to the engine was in vain: %s", error)

@@ -25,6 +25,7 @@ from .wire import Channel, Frame, Malformed
 
 SAMPLE_S = 0.05
 IDLE_S = 1.0
+LONELY_S = 5.0  # without a host, before there is a job that somebody might go on with
 PAIR = 2  # tasks: one thread each of this process and of the kernel
 MAX_ID = 200
 MAX_NAME = 4096
@@ -89,7 +90,8 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         now = time.monotonic()
-        alone_since, linger_s = self._links.alone_since, float(self._config["linger_s"])
+        alone_since = self._links.alone_since
+        linger_s = float(self._config["linger_s"]) if self._generation else LONELY_S
         if alone_since is not None and now - alone_since > linger_s:
             return True
         return now > self._ends_at

@@ -283,6 +283,47 @@ def test_one_of_another_store_is_not_taken_over(lent):
         )
 
 
+LEFT = """
+import sys, time
+from sandbox.pool import Pool
+from sandbox.types import SandboxSpec
+spec = SandboxSpec.model_validate_json(sys.argv[1])
+with Pool(libraries=()) as pool:
+    pool.expect(spec)
+    while pool.count()[0] < 2:
+        time.sleep(0.05)
+    print("ready", flush=True)
+    input()
+"""
+
+
+def test_those_of_a_process_that_was_killed_end_soon_however_long_jobs_wait_for_a_host(
+    spec, spares, engine
+):
+    patient = spec.model_copy(update={"linger_s": 900.0})
+    command = [sys.executable, "-c", LEFT, patient.model_dump_json()]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    eventually(lambda: {one["State"] for one in spares()} == {"exited"}, 15)
+    for one in spares():
+        engine.remove(one["Id"])
+
+
+def test_one_that_was_taken_has_its_jobs_name_in_the_engines_list(pool, spec, spares):
+    pool.expect(spec)
+    with closing(taken(pool, spec)) as sandbox:
+        name = f"/caisson-{spec.job}-"
+        eventually(
+            lambda: any(
+                one["Id"] == sandbox.container and one["Names"][0].startswith(name)
+                for one in spares()
+            )
+        )
+
+
 def test_a_lender_that_is_gone_is_no_fault(spec, tmp_path, engine):
     borrower = Borrower(tmp_path / "none")
     assert borrower.take(spec) is None
