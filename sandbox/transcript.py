@@ -96,6 +96,8 @@ def clean(text: str, max_chars: int) -> str:
 
 
 def _tidy(text: str, where: str) -> Transcript:
+    if len(text) <= MAX_LINE_CHARS and text.isascii() and text.isprintable():  # most values
+        return Transcript(text, truncated=False)
     lines = list(_collapse_repeats(_visible(text).split("\n")))
     kept = [_cut(line, MAX_LINE_CHARS, where) for line in lines]
     return Transcript("\n".join(kept), truncated=kept != lines)

@@ -20,6 +20,8 @@ READ_SIZE = 256 * 1024
 
 Frame = dict[str, Any]
 
+_as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
 
 class Malformed(Exception):
     """A line that is no frame; the text says what is wrong with it."""
@@ -27,8 +29,7 @@ class Malformed(Exception):
 
 def encode(frame: Frame) -> bytes:
     """Write a frame as one line of UTF-8; half of a surrogate pair becomes a question mark."""
-    text = json.dumps(frame, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "replace") + b"\n"
+    return _as_json(frame).encode("utf-8", "replace") + b"\n"
 
 
 def decode(line: bytes) -> Frame:
@@ -169,11 +170,6 @@ class Channel:
         """Close both descriptors."""
         for fd in {self.read_fd, self.write_fd}:
             os.close(fd)
-
-
-def pack(data: bytes) -> str:
-    """Write bytes for a frame."""
-    return base64.b64encode(data).decode("ascii")
 
 
 def unpack(text: str) -> bytes:
