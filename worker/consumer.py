@@ -28,7 +28,7 @@ from worker import draining, redis_transport
 from worker.celery_app import BELLS, COLLECT, FOREIGN, PIPELINE, app, in_force
 from worker.delivery import JOB_HEADER, job_id_of
 from worker.logs import log_to_stdout
-from worker.pool import Processes, be_brief
+from worker.processes import Processes, be_brief
 from worker.pulse import Lost, Pulse
 from worker.spares import belong_to
 
