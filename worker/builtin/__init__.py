@@ -15,7 +15,7 @@ __all__ = ["Workplace", "builtin_tools", "prepare"]
 _MAKERS: dict[str, Callable[[Workplace], Tool]] = {
     "python_interpreter": interpreter.python_tool,
     "shell": interpreter.shell_tool,
-    "calculate": calculate.calculate_tool,
+    "calculate": lambda _place: calculate.calculate_tool(),  # it needs no sandbox
     "read_file": files.read_tool,
     "write_file": files.write_tool,
     "search_files": search.search_tool,
