@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,7 +95,7 @@ class Contestant:
             try:
                 self._process.wait(patience_s)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)  # with whatever it has started
                 self._process.wait()
             self._process.stdout.close()
         self._log.close()

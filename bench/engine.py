@@ -17,7 +17,8 @@ import docker
 
 from bench.floor import ANSWERING, round_trip
 from bench.serve import serve
-from bench.setting import CODE, PANDAS, spec
+from bench.setting import CODE, PANDAS, STORE_LABEL
+from bench.spec import spec
 from sandbox.engine import DEFAULT_URL
 from sandbox.hardening import SANDBOX_UIDS, container_options
 from sandbox.types import SandboxSpec
@@ -38,11 +39,6 @@ class Raw:
         deadline = time.time() + self._spec.limits.max_life_s
         uid = SANDBOX_UIDS[0]
         return container_options(self._spec, command=command, deadline=deadline, uid=uid)
-
-    def plain(self) -> dict[str, object]:
-        """Docker's defaults."""
-        labels = {"caisson.job": self._spec.job}
-        return {"Image": self._spec.image, "Entrypoint": [""], "Cmd": IDLE, "Labels": labels}
 
     def create(self, body: dict[str, object]) -> str:
         name = f"caisson-{self._spec.job}-{uuid.uuid4().hex[:8]}"
@@ -73,7 +69,7 @@ class Raw:
     def clear(self) -> None:
         """Remove whatever is left of this run, ours or not."""
         for filters in (
-            {"label": f"caisson.job={self._spec.job}"},
+            {"label": f"{STORE_LABEL}={self._spec.store}"},
             {"name": f"caisson-{self._spec.job}-"},
         ):
             for found in self._client.containers(all=True, filters=filters):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from bench.serve import Samples, serve
 from bench.stepping import Steps
 from bench.steps import Named, drive
-from bench.store import opened
+from bench.stores import opened
 from worker.history import History
 
 LAST = 10  # steps at the end of a history that are counted

@@ -17,16 +17,20 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
+from sqlalchemy import update
 
 from bench.engine import Raw
-from bench.queue import END_S, WORKER, check, running, submit_all
 from bench.serve import Samples, serve
-from bench.setting import IMAGE, spec
+from bench.setting import IMAGE, RUN
+from bench.spec import spec
+from bench.workers import END_S, WORKER, check, running, submit_all
 from tests.services import RedisServer
 from worker.celery_app import ring
 from worker.settings import Settings
 from worker.store.base import Store
+from worker.store.connections import Database
 from worker.store.database import open_store
+from worker.store.tables import meta
 from worker.testing import say
 
 CALLS = 5
@@ -52,6 +56,7 @@ class Jobs:
         }
         self._settings = Settings(**self._given)  # type: ignore[arg-type]
         self._store = self._stack.enter_context(closing(open_store(self._settings.database)))
+        _rename(self._settings.database, os.environ[RUN])
 
     def work(self, at_once: int) -> None:
         """Start the worker, with so many slots."""
@@ -93,6 +98,12 @@ def _container(_number: int) -> None:
         _clients.raw = Raw(spec())
     raw: Raw = _clients.raw
     raw.remove(raw.start(raw.hardened()))
+
+
+def _rename(database: str, identity: str) -> None:
+    """Give a store the name of the run, by which whatever its worker leaves is found."""
+    with closing(Database(database)) as stored:
+        stored.write(lambda connection: connection.execute(update(meta).values(identity=identity)))
 
 
 def _milestones(store: Store, count: int) -> Iterator[int]:

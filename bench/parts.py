@@ -1,12 +1,13 @@
 """The parts of a run, by name. In each, contestants take turns round by round.
 
-So a busy moment of the machine meets all of them. Each part is a function of the stage.
+So a busy moment of the machine meets all of them.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from bench.contest import Contestant
 from bench.stage import OURS, Stage
@@ -20,7 +21,6 @@ STORES = {
     "sqlite": f"{OURS}, SQLite",
     "postgres": f"{OURS}, PostgreSQL",
 }
-CALLS = 400  # of a small crowd together
 LATE = 0.8  # the part of a run over which memory is watched: what comes first is caches
 UNFIT = {(PIPED, "open"), (PIPED, "close")}  # a process that only answers is no sandbox
 
@@ -37,7 +37,6 @@ NAMES = {"fork": "open"}  # acts that are measured in another row than their own
 
 
 def sandboxes(stage: Stage) -> None:
-    """Open, call, close: a sandbox, beside peers and what lies below it."""
     field = [
         *stage.enter(FLOOR, "bench.floor"),
         *stage.enter(PIPED, "bench.engine", "piped"),
@@ -72,40 +71,7 @@ def _wait_for_pool(stage: Stage, contestant: Contestant) -> None:
         stage.ask(contestant, "ready")
 
 
-def files(stage: Stage) -> None:
-    """A large file in and out."""
-    field = stage.enter(OURS, "bench.files")
-    for number in range(stage.rounds):
-        stage.tell(f"files, round {number + 1} of {stage.rounds}")
-        for name, values in _ask_all(stage, field, "move", 100).items():
-            stage.results.add(name, OURS, values)
-    stage.leave(field)
-
-
-def restarts(stage: Stage) -> None:
-    """An interpreter that had to be killed, and the next call."""
-    field = stage.enter(OURS, "bench.restarts")
-    _ask_all(stage, field, "open")
-    for number in range(stage.rounds):
-        stage.tell(f"restarts, round {number + 1} of {stage.rounds}")
-        found = _ask_all(stage, field, "restart")
-        stage.results.add("restart", OURS, found.get("restart", ()))
-    stage.leave(field)
-
-
-def spares(stage: Stage) -> None:
-    """What a sandbox takes that waits for its job."""
-    field = stage.enter(OURS, "bench.spares")
-    for number in range(_few(stage)):
-        stage.tell(f"spares, round {number + 1}")
-        found = _ask_all(stage, field, "idle")
-        for name in ("dirty", "resident"):
-            stage.results.add(name, OURS, found.get(name, ()))
-    stage.leave(field)
-
-
 def steps(stage: Stage) -> None:
-    """A step of a loop: ours with each store, and others."""
     count = 10 if stage.is_quick else 20
     field = [
         *stage.enter(CLIENT, "bench.steps", "client"),
@@ -128,34 +94,7 @@ def steps(stage: Stage) -> None:
     stage.leave(field)
 
 
-def histories(stage: Stage) -> None:
-    """What a step costs after many others."""
-    field = stage.enter(OURS, "bench.histories")
-    for _ in range(_few(stage)):
-        for count in (10, 100) if stage.is_quick else (10, 100, 1000):
-            stage.tell(f"histories of {count} steps")
-            found = _ask_all(stage, field, "history", count)
-            stage.results.add("late_step", f"{OURS}, {count} steps", found.get("step", ()))
-            stage.results.add("load", f"{OURS}, {count} steps", found.get("load", ()))
-    stage.leave(field)
-
-
-def crowds(stage: Stage) -> None:
-    """Many sandboxes at once."""
-    field = stage.enter(OURS, "bench.crowds")
-    _ask_all(stage, field, "crowd", 1, 1)  # what only the first one pays for
-    rows = {"open_share": "crowd_open", "call_share": "crowd_call", "call": "crowd_wait"}
-    for _ in range(_few(stage)):
-        for count in (1, 2, 4) if stage.is_quick else (1, 2, 4, 8, 16, 32, 64):
-            stage.tell(f"{count} sandboxes at once")
-            found = _ask_all(stage, field, "crowd", count, max(20, CALLS // count))
-            for name, row in rows.items():
-                stage.results.add(row, f"{OURS}, {count}", found.get(name, ()))
-    stage.leave(field)
-
-
 def jobs(stage: Stage) -> None:
-    """Jobs by a real worker, beside what the engine alone allows; and the worker's memory."""
     at_once, count, more = (4, 8, 0) if stage.is_quick else (8, 200, 800)
     field = stage.enter(OURS, "bench.jobs")
     stage.tell("a worker is started")
@@ -193,18 +132,94 @@ def _ask_all(
     return {}
 
 
-def _few(stage: Stage) -> int:
-    """Rounds of what is slow, or does not vary much."""
-    return min(3, stage.rounds)
+class Part(NamedTuple):
+    """What is measured, in a few words, and what measures it."""
+
+    about: str
+    run: Callable[[Stage], None]
 
 
-PARTS: dict[str, Callable[[Stage], None]] = {
-    "sandboxes": sandboxes,
-    "files": files,
-    "restarts": restarts,
-    "spares": spares,
-    "steps": steps,
-    "histories": histories,
-    "crowds": crowds,
-    "jobs": jobs,
+def alone(  # noqa: PLR0913 - a line of the table below
+    module: str,
+    act: str,
+    rows: Mapping[str, str],
+    *,
+    first: Sequence[object] = (),
+    sizes: Sequence[int] = (),
+    quick: int = 0,
+    unit: str = "",
+    most: int | None = 3,
+) -> Callable[[Stage], None]:
+    """Let one contestant of ours do one thing, round by round.
+
+    Args:
+        module: Who does it.
+        act: What it does.
+        rows: What it answers, and in which row that belongs.
+        first: An act, and what it is told, that comes before all rounds.
+        sizes: What the act is told, one after the other; each is a line in its rows.
+        quick: How many of the sizes a quick run has.
+        unit: Of the sizes.
+        most: Rounds, of what is slow or does not vary much.
+    """
+
+    def run(stage: Stage) -> None:
+        field = stage.enter(OURS, module)
+        if first:
+            _ask_all(stage, field, *first)
+        lines = {f"{OURS}, {size}{unit}": (size,) for size in sizes} or {OURS: ()}
+        for number in range(min(most or stage.rounds, stage.rounds)):
+            for who, told in list(lines.items())[: (stage.is_quick and quick) or None]:
+                stage.tell(f"{act}, round {number + 1} of {stage.rounds}: {who}")
+                found = _ask_all(stage, field, act, *told)
+                for name, row in rows.items():
+                    stage.results.add(row, who, found.get(name, ()))
+        stage.leave(field)
+
+    return run
+
+
+PARTS = {
+    "sandboxes": Part("open, call, close: a sandbox, beside peers and what lies below", sandboxes),
+    "files": Part(
+        "a large file in and out",
+        alone("bench.files", "move", {"write": "write", "read": "read"}, most=None),
+    ),
+    "restarts": Part(
+        "an interpreter that had to be killed, and the next call",
+        alone("bench.restarts", "restart", {"restart": "restart"}, first=["open"], most=None),
+    ),
+    "spares": Part(
+        "what a sandbox takes that waits for its job",
+        alone("bench.spares", "idle", {"dirty": "dirty", "resident": "resident"}),
+    ),
+    "steps": Part("a step of a loop: ours with each store, and others", steps),
+    "histories": Part(
+        "what a step costs after many others",
+        alone(
+            "bench.histories",
+            "history",
+            {"step": "late_step", "load": "load"},
+            sizes=(10, 100, 1000),
+            quick=2,
+            unit=" steps",
+        ),
+    ),
+    "crowds": Part(
+        "many sandboxes at once",
+        alone(
+            "bench.crowds",
+            "crowd",
+            {
+                "opening": "crowd_open",
+                "calling": "crowd_call",
+                "waiting": "crowd_wait",
+                "beside": "crowd_beside",
+            },
+            first=["crowd", 1],  # what only the first one pays for
+            sizes=(1, 2, 4, 8, 16, 32, 64),
+            quick=3,
+        ),
+    ),
+    "jobs": Part("jobs by a real worker, and its memory; what the engine alone allows", jobs),
 }

@@ -1,12 +1,7 @@
-"""Draw the report of a run: sandboxes and loops beside others, and how sandboxes grow.
-
-python -m bench.plot [JSON] [PICTURE]
-"""
+"""Draw the report of a run: sandboxes and loops beside others, and how sandboxes grow."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +44,7 @@ def draw(report: dict[str, Any], picture: Path) -> None:
         color=FAINT,
     )
     picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=140)
+    figure.savefig(picture, dpi=140, metadata={"Comment": table.digest(report)})
 
 
 def _bars(axes: Axes, title: str, lines: Sequence[dict[str, Any]]) -> None:
@@ -134,13 +129,3 @@ def _color(who: str) -> str:
     if who.startswith(OURS):
         return OWN
     return BELOW if who in {ENGINE, PIPED, FLOOR, CLIENT} else PEER
-
-
-def main(arguments: Sequence[str]) -> None:
-    source, picture = map(Path, arguments)
-    draw(json.loads(source.read_text(encoding="utf-8")), picture)
-    print(f"drawn: {picture}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,7 +2,8 @@
 
     python -m bench.report [JSON]       default: build/bench.json
 
-The JSON itself is kept as docs/performance.json, so that page and picture can be made again.
+The JSON itself is kept as docs/performance.json, so that page and picture can be made again. The
+page describes a whole run: one that lacks a row is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from bench import table
 from bench.contest import ROOT
+from bench.stage import ROWS
 
 PAGE = ROOT / "docs/performance.md"
 KEPT = ROOT / "docs/performance.json"
@@ -29,16 +31,26 @@ def placed(page: str, report: dict[str, Any]) -> str:
     return f"{before}{BEGIN}\n{table.markdown(report)}\n\n{END}{after}"
 
 
-def main(arguments: Sequence[str]) -> None:
+def lacking(report: dict[str, Any]) -> list[str]:
+    """The titles of what was not measured in a run."""
+    found = {line["row"] for line in report["rows"]}
+    return [row.title for name, row in ROWS.items() if name not in found]
+
+
+def main(arguments: Sequence[str]) -> int:
     from bench import plot  # noqa: PLC0415 - a test that looks at the page needs no matplotlib
 
     source = Path(arguments[0]) if arguments else ROOT / "build/bench.json"
     report = json.loads(source.read_text(encoding="utf-8"))
-    KEPT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if missing := lacking(report):
+        print(f"bench: {source} is not of a whole run: {'; '.join(missing)}", file=sys.stderr)
+        return 2
+    KEPT.write_text(table.compact(report), encoding="utf-8")
     PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
     plot.draw(report, PICTURE)
     print(f"written: {PAGE}, {KEPT}, {PICTURE}")
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

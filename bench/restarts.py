@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 from bench.serve import Samples, serve
-from bench.setting import PANDAS, PRELOADED, spec
+from bench.setting import PANDAS
+from bench.spec import spec
 from sandbox.docker import DockerSandbox
+from sandbox.pool import LIBRARIES
 from sandbox.types import Interpreter, Outcome
 
 # Does not heed the interrupt that comes first.
@@ -21,7 +23,7 @@ class Restarts:
         self._sandbox: DockerSandbox | None = None
 
     def open(self) -> None:
-        self._sandbox = DockerSandbox.start(spec(preload=PRELOADED))
+        self._sandbox = DockerSandbox.start(spec(preload=LIBRARIES))
         self._sandbox.python(PANDAS)
 
     def restart(self) -> Samples:

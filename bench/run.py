@@ -9,7 +9,6 @@ caisson-peers, which is the sandbox image with what they want besides.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -28,7 +27,7 @@ from bench import table
 from bench.contest import ROOT
 from bench.engine import Raw
 from bench.parts import PARTS
-from bench.setting import IMAGE, RUN
+from bench.setting import IMAGE, PEERS_IMAGE, RUN
 from bench.stage import Stage
 from bench.stepping import ENDPOINT
 from bench.targets import targets_of
@@ -36,7 +35,7 @@ from sandbox.engine import Engine
 from sandbox.errors import SandboxError
 from sandbox.types import SandboxSpec
 
-PEERS_IMAGE = "caisson-peers:latest"
+PEERS = "caisson-peers:latest"
 INTERRUPTED, UNAVAILABLE, MISSED = 130, 5, 1
 
 
@@ -44,7 +43,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=__doc__,
-        epilog="parts: " + "; ".join(f"{name}: {_about(name)}" for name in PARTS),
+        epilog="parts: " + "; ".join(f"{name}: {part.about}" for name, part in PARTS.items()),
     )
     parser.add_argument("--quick", action="store_true", help="a minute: few rounds, no peers")
     parser.add_argument(
@@ -67,10 +66,6 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     return chosen
 
 
-def _about(name: str) -> str:
-    return str(PARTS[name].__doc__).rstrip(".")
-
-
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """Run the chosen parts; returns the report."""
     stage = Stage(chosen.rounds, is_quick=chosen.quick, has_peers=chosen.has_peers)
@@ -79,12 +74,12 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     with endpoint() as address, swept(stage, run, chosen.image):
         stage.environment = {
             IMAGE: chosen.image,
-            "BENCH_PEERS_IMAGE": PEERS_IMAGE,
+            PEERS_IMAGE: PEERS,
             RUN: run,
             ENDPOINT: address,
         }
         for name in chosen.only:
-            PARTS[name](stage)
+            PARTS[name].run(stage)
     targets = [{**t._asdict(), "is_met": t.is_met} for t in targets_of(stage.results)]
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -134,7 +129,7 @@ def endpoint() -> Iterator[str]:
 @contextmanager
 def swept(stage: Stage, run: str, image: str) -> Iterator[None]:
     """Leave no process and no container behind, whatever happens."""
-    with closing(Raw(SandboxSpec(image=image, job=run))) as raw:
+    with closing(Raw(SandboxSpec(image=image, job=run, store=run))) as raw:
         try:
             yield
             stage.close()
@@ -150,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     report = measure(chosen)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(table.text(report))
+    chosen.json.write_text(table.compact(report), encoding="utf-8")
+    print(table.markdown(report))
     print(f"\nwritten: {chosen.json}")
     if find_spec("matplotlib"):
         from bench import plot  # noqa: PLC0415 - not everybody has what it draws with

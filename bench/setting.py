@@ -1,20 +1,29 @@
-"""What all contestants are told through their environment, and the code that all of them run."""
+"""What all contestants are told through their environment, and the code that all of them run.
+
+Runs also in the peers' environment, so it imports the standard library alone.
+"""
 
 from __future__ import annotations
 
 import os
-
-from sandbox.types import SandboxSpec
-from worker.settings import Settings
+import uuid
 
 CODE = "print(1 + 1)"
 PANDAS = "import pandas; print(pandas.__name__)"
-PRELOADED = ("numpy", "pandas", "matplotlib.pyplot")
 
-IMAGE, RUN = "BENCH_IMAGE", "BENCH_RUN"
+RUN, IMAGE, PEERS_IMAGE = "BENCH_RUN", "BENCH_IMAGE", "BENCH_PEERS_IMAGE"
+STORE_LABEL = "caisson.store"  # of all containers of a run, whoever starts them
 
 
-def spec(**changes: object) -> SandboxSpec:
-    """A sandbox as the settings' defaults make it, of this run."""
-    default = Settings().spec(os.environ[RUN])
-    return default.model_copy(update={"image": os.environ[IMAGE], **changes})
+def peers_image() -> str:
+    return os.environ[PEERS_IMAGE]
+
+
+def labels() -> dict[str, str]:
+    """By which whatever is left of this run is found."""
+    return {STORE_LABEL: os.environ[RUN]}
+
+
+def container_name() -> str:
+    """The same for what takes no labels."""
+    return f"caisson-{os.environ[RUN]}-{uuid.uuid4().hex[:8]}"

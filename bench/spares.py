@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench.serve import Samples, serve
-from bench.setting import spec
+from bench.spec import spec
 from sandbox.engine import Engine
 from sandbox.pool import Pool
 
@@ -51,7 +51,7 @@ def _processes(container: str) -> list[int]:
 
 def _memory(pids: list[int]) -> Samples:
     sizes = [_sizes(pid) for pid in pids]
-    names = {"dirty": "Pss_Dirty", "resident": "Pss", "private": "Private_Dirty"}
+    names = {"dirty": "Pss_Dirty", "resident": "Pss"}
     return {name: [sum(size[key] for size in sizes)] for name, key in names.items()}
 
 

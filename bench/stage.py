@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bench.contest import Contestant, Failed
+from bench.figures import p95
 from bench.serve import Samples
-from bench.timing import p95
 
 PEERS_PYTHON = "build/peers/bin/python"
 OURS = "Caisson"
@@ -44,6 +44,7 @@ ROWS = {
     "crowd_open": Row("open so many sandboxes at once, time for each"),
     "crowd_call": Row("call in so many sandboxes at once, time for each"),
     "crowd_wait": Row("call in so many sandboxes at once, as its caller waits"),
+    "crowd_beside": Row("call in one of so many sandboxes, all others idle"),
     "jobs": Row("jobs of 5 calls, 8 at a time", "jobs/s", 1.0),
     "slope": Row("a worker's memory, growth with each job", "KiB", 2.0**-10),
     "worker": Row("a worker's memory, with 8 processes for jobs", "MiB", 2.0**-20),
@@ -68,6 +69,11 @@ class Results:
         values = self.samples.get((row, who))
         return statistics.median(values) * ROWS[row].scale if values else None
 
+    def least(self, row: str, who: str) -> float | None:
+        """In the row's unit."""
+        values = self.samples.get((row, who))
+        return min(values) * ROWS[row].scale if values else None
+
     def table(self) -> list[dict[str, object]]:
         """A line for each row and contestant, in the order of `ROWS`."""
         order = list(ROWS)
@@ -82,7 +88,7 @@ class Results:
 
 
 class Stage:
-    """The contestants of a run. Use it as a context: whoever is on it leaves with it."""
+    """The contestants of a run; whoever is still on it leaves with `close`."""
 
     def __init__(self, rounds: int, *, is_quick: bool, has_peers: bool) -> None:
         self.rounds = rounds

@@ -19,7 +19,7 @@ from openai import OpenAI
 
 from bench.serve import serve
 from bench.stepping import ABOUT, GOAL, Steps, base_url
-from bench.store import opened
+from bench.stores import opened
 from worker import assembly
 from worker.builtin import Workplace
 from worker.history import History

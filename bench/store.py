@@ -11,20 +11,17 @@ does not wait for the disk. With --check the exit code is 1 if SQLite misses a t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from itertools import pairwise
-from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from bench.figures import Figure, p95
+from bench.stores import opened
 from sandbox.types import Execution
-from tests.services import PostgresServer
 from worker import assembly
 from worker.builtin import Workplace
 from worker.history import History
@@ -33,8 +30,6 @@ from worker.messages import Job, MessageAdded, Status, Wire
 from worker.settings import Settings
 from worker.store.base import Store, WorkerSeen
 from worker.store.connections import Database
-from worker.store.database import open_store
-from worker.store.memory import MemoryStore
 from worker.store.packing import event_body
 from worker.store.tables import metadata
 from worker.testing import FakeSandbox, ScriptedModel, ok, say
@@ -44,19 +39,6 @@ GROWTH_TARGET = 1.1
 LEASE_S = 60.0
 WORKER = WorkerSeen(name="bench", engine="bench", memory_bytes=2**40, cpus=1e6)
 SMALL = 2  # steps of a small job: one call, and the answer
-
-
-class Figure(NamedTuple):
-    """A number, and what it should not exceed."""
-
-    name: str
-    value: float
-    unit: str
-    limit: float | None = None
-
-    @property
-    def is_met(self) -> bool:
-        return self.limit is None or self.value <= self.limit
 
 
 # ---- a job, worked on for real
@@ -96,18 +78,18 @@ def work(store: Store, job_id: str, steps: int) -> None:
 
 
 def taken_ms(rounds: int, act: Callable[[int], object]) -> list[float]:
-    """Do something so many times; returns what each took, shortest first."""
+    """Do something so many times; returns what each took."""
     taken = []
     for number in range(rounds):
         started = time.perf_counter()
         act(number)
         taken.append((time.perf_counter() - started) * 1000)
-    return sorted(taken)
+    return taken
 
 
 def timed(name: str, taken: list[float], limit: float | None) -> tuple[Figure, Figure]:
-    median, late = statistics.median(taken), taken[int(len(taken) * 0.95)]
-    return Figure(f"{name}, median", median, "ms", limit), Figure(f"{name}, 95 %", late, "ms")
+    median = Figure(f"{name}, median", statistics.median(taken), "ms", limit)
+    return median, Figure(f"{name}, 95 %", p95(taken), "ms")
 
 
 def times(store: Store, rounds: int, *, has_targets: bool) -> Iterator[Figure]:
@@ -189,22 +171,6 @@ def rooms(store: Store, database: Database, jobs: int) -> Iterator[Figure]:
 
 
 # ---- all of it
-
-
-@contextlib.contextmanager
-def opened(kind: str) -> Iterator[tuple[Store, Database | None]]:
-    """An empty store of that kind."""
-    if kind == "memory":
-        yield MemoryStore(), None
-        return
-    with ExitStack() as stack:
-        if kind == "sqlite":
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="caisson-bench-"))
-            url = f"sqlite:///{folder}/caisson.db"
-        else:
-            url = stack.enter_context(PostgresServer()).database()
-        store = stack.enter_context(contextlib.closing(open_store(url)))
-        yield store, stack.enter_context(contextlib.closing(Database(url)))
 
 
 def measure(kind: str, rounds: int, steps: Sequence[int], jobs: int) -> list[Figure]:

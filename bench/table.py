@@ -1,8 +1,10 @@
-"""The report of a run, from its JSON: as text for a terminal, and as tables for a document."""
+"""The report of a run, from its JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,6 +12,27 @@ from bench.parts import COLD, STORES, WARM
 from bench.stage import OURS
 
 Line = dict[str, Any]
+Cells = tuple[str, ...]
+
+ROW_HEAD = ("", "n", "median", "95 %", "times ours")
+TARGET_HEAD = ("target", "limit", "reached", "")
+
+
+def compact(report: Line) -> str:
+    """The JSON of a report: a line for each of its rows and targets, so that changes show."""
+    parts = [f"{json.dumps(name)}: {_json(value)}" for name, value in report.items()]
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+def digest(report: Line) -> str:
+    """By which a picture tells the run that it shows."""
+    return hashlib.sha256(compact(report).encode()).hexdigest()
+
+
+def _json(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ",\n".join(map(json.dumps, value)) + "]"
+    return json.dumps(value)
 
 
 def rows(report: Line) -> Iterator[tuple[str, str, list[Line]]]:
@@ -40,56 +63,40 @@ def number(value: float) -> str:
     return f"{value:.{digits if abs(value) >= 0.1 else 4}f}"
 
 
-def text(report: Line) -> str:
-    """For a terminal."""
-    return "\n".join([*_text_rows(report), *_text_missing(report), *_text_targets(report)])
-
-
-def _text_rows(report: Line) -> Iterator[str]:
-    for title, unit, lines in rows(report):
-        yield f"\n{title}"
-        yield f"  {'':32}{'n':>6}{'median':>12}{'95 %':>12} {unit:7}{'times ours':>11}"
-        for line in lines:
-            times = f"{number(line['times']):>11}" if line["times"] else ""
-            told = f"{number(line['median']):>12}{number(line['p95']):>12}"
-            yield f"  {line['who']:32}{line['n']:6}{told} {unit:7}{times}".rstrip()
-
-
-def _text_missing(report: Line) -> Iterator[str]:
-    if report["missing"]:
-        yield "\nnot measured"
-    for who, why in report["missing"].items():
-        yield f"  {who}: {why}"
-
-
-def _text_targets(report: Line) -> Iterator[str]:
-    if report["targets"]:
-        yield "\ntargets"
-    for target in report["targets"]:
-        bound = "at least" if target["is_floor"] else "at most"
-        limit = f"{bound} {number(target['limit'])} {target['unit']}"
-        verdict = "met" if target["is_met"] else "MISSED"
-        yield f"  {target['name']:64}{number(target['value']):>9}  {limit:18} {verdict}"
-
-
 def markdown(report: Line) -> str:
-    """For a document."""
-    lines = [_setting(report), ""]
-    lines += ["| | n | median | 95 % | times ours |", "|---|--:|--:|--:|--:|"]
-    for title, unit, found in rows(report):
-        lines.append(f"| **{title}** | | {unit} | {unit} | |")
-        for line in found:
+    """The whole report, to be read in a terminal as well as in a document."""
+    parts = [_setting(report), _grid([ROW_HEAD, *_row_cells(report)])]
+    if report["targets"]:
+        parts.append(_grid([TARGET_HEAD, *map(_target_cells, report["targets"])]))
+    parts += [f"Not measured: {who} ({why})." for who, why in report["missing"].items()]
+    return "\n\n".join(parts)
+
+
+def _row_cells(report: Line) -> Iterator[Cells]:
+    for title, unit, lines in rows(report):
+        yield f"**{title}**", "", unit, unit, ""
+        for line in lines:
             times = number(line["times"]) if line["times"] else ""
-            told = f"{number(line['median'])} | {number(line['p95'])}"
-            lines.append(f"| {line['who']} | {line['n']} | {told} | {times} |")
-    lines += ["", "| target | limit | reached | |", "|---|--:|--:|---|"]
-    for target in report["targets"]:
-        bound = "≥" if target["is_floor"] else "≤"
-        limit = f"{bound} {number(target['limit'])} {target['unit']}"
-        verdict = "met" if target["is_met"] else "**missed**"
-        lines.append(f"| {target['name']} | {limit} | {number(target['value'])} | {verdict} |")
-    lines += [f"\nNot measured: {who} ({why})." for who, why in report["missing"].items()]
-    return "\n".join(lines)
+            median, late = number(line["median"]), number(line["p95"])
+            yield line["who"], str(line["n"]), median, late, times
+
+
+def _target_cells(target: Line) -> Cells:
+    bound = "≥" if target["is_floor"] else "≤"
+    limit = f"{bound} {number(target['limit'])} {target['unit']}"
+    verdict = "met" if target["is_met"] else "**missed**"
+    return target["name"], limit, number(target["value"]), verdict
+
+
+def _grid(lines: Sequence[Cells]) -> str:
+    """A table with its columns below each other; the first to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])]
+    aligned = [
+        [cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]
+        for cells in (lines[0], rule, *lines[1:])
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in aligned)
 
 
 def _setting(report: Line) -> str:

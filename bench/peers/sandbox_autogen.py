@@ -8,8 +8,8 @@ from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock
 from autogen_ext.code_executors.docker import DockerCommandLineCodeExecutor
 
-from bench.peers.setting import CODE, PANDAS, container_name, image
 from bench.serve import serve
+from bench.setting import CODE, PANDAS, container_name, peers_image
 
 
 class Autogen:
@@ -21,7 +21,7 @@ class Autogen:
 
     def open(self) -> None:
         self._executor = DockerCommandLineCodeExecutor(
-            image=image(), container_name=container_name()
+            image=peers_image(), container_name=container_name()
         )
         self._loop.run_until_complete(self._executor.start())
 

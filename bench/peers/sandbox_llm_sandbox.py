@@ -12,8 +12,8 @@ from typing import Any
 from llm_sandbox import SandboxSession
 from llm_sandbox.pool import PoolConfig, PooledSandboxSession, create_pool_manager
 
-from bench.peers.setting import CODE, PANDAS, image, labels
 from bench.serve import serve
+from bench.setting import CODE, PANDAS, labels, peers_image
 
 
 class LlmSandbox:
@@ -25,7 +25,7 @@ class LlmSandbox:
     def open(self) -> None:
         self._session = SandboxSession(
             lang="python",
-            image=image(),
+            image=peers_image(),
             skip_environment_setup=True,
             runtime_configs={"labels": labels()},
         )
@@ -50,7 +50,7 @@ class Pooled(LlmSandbox):
             backend="docker",
             config=PoolConfig(min_pool_size=1, max_pool_size=2, max_container_uses=1),
             lang="python",
-            image=image(),
+            image=peers_image(),
             skip_environment_setup=True,
             runtime_configs={"labels": labels()},
         )

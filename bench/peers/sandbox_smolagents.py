@@ -7,8 +7,8 @@ import socket
 from smolagents import DockerExecutor
 from smolagents.monitoring import AgentLogger, LogLevel
 
-from bench.peers.setting import CODE, PANDAS, image, labels
 from bench.serve import serve
+from bench.setting import CODE, PANDAS, labels, peers_image
 
 
 class Smolagents:
@@ -22,7 +22,7 @@ class Smolagents:
             [],
             AgentLogger(level=LogLevel.OFF),
             port=_free_port(),
-            image_name=image(),
+            image_name=peers_image(),
             build_new_image=False,
             container_run_kwargs={"labels": labels()},
         )

@@ -1,4 +1,6 @@
+import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -6,69 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from bench import calls, report, table
+from bench import report, table
 from bench.contest import Contestant, Failed
+from bench.figures import Figure, p95
 from bench.parts import COLD, ENGINE, FLOOR, PARTS, PIPED, WARM, growth
-from bench.run import main
+from bench.run import main, swept
 from bench.stage import ROWS, Results, Stage
 from bench.targets import targets_of
-from bench.timing import Times
+from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
+from sandbox.stock import shape_of
+from sandbox.types import SandboxSpec
 
 ROOT = Path(__file__).parents[2]
-CALL_ROWS = (
-    *(calls.CREATE_START, calls.PLAIN_START, calls.OPEN, calls.CLOSE),
-    *(calls.CALL_X, calls.CALL_X1, calls.SHELL, calls.EXEC, calls.RUN),
-)
 
 
-@pytest.mark.engine
-def test_one_command_prints_every_row_ratio_and_target_and_leaves_nothing():
-    command = [sys.executable, "-m", "bench.calls", "--rounds", "1", "--calls", "3"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    for row in CALL_ROWS:
-        counts = [line.split()[-3:] for line in lines if line.startswith(f"{row}  ")]
-        assert len(counts) == 1, row
-        count, median, p95 = map(float, counts[0])
-        assert count >= 1
-        assert 0 < median <= p95 * 1.001
-    for row, others in calls.COMPARED.items():
-        for other in others:
-            assert any(line.startswith(f"{other} / {row} = ") for line in lines)
-    assert sum("target" in line for line in lines) == 2
-    engine = Engine()
-    left = [found["Names"] for found in engine.labelled("caisson.job")]
-    engine.close()
-    assert not [name for name in left if "bench" in str(name)]
-
-
-def test_medians_and_percentiles_are_of_what_was_measured():
-    times = Times()
-    times._taken["x"] = [float(number) for number in range(101)]
-    assert times.median("x") == 50
-    assert times.p95("x") == 95
-    with times.of("y"):
-        pass
-    assert 0 <= times.median("y") == times.p95("y") < 1
-
-
-def test_a_missed_target_is_told():
-    times = Times()
-    times._taken = {calls.CALL_X: [0.001], calls.CALL_X1: [0.003]} | {
-        calls.OPEN: [1.4],
-        calls.CREATE_START: [1.0],
-    }
-    assert [target.is_met for target in calls.targets_of(times)] == [False, False]
-    times._taken |= {calls.CALL_X1: [0.0015], calls.OPEN: [1.2]}
-    assert [target.is_met for target in calls.targets_of(times)] == [True, True]
+def test_a_figure_is_judged_by_its_limit_and_told_without_one():
+    assert p95([float(number) for number in range(101)]) == 95
+    assert p95([1.0]) == 1
+    judged = [Figure("", 3.0, "", 2.0), Figure("", 3.0, "", 2.0, is_floor=True), Figure("", 3.0)]
+    assert [figure.is_met for figure in judged] == [False, True, True]
 
 
 def test_an_engine_that_is_away_is_said_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "bench.calls", "--rounds", "1", "--calls", "1"]
+    command = [sys.executable, "-m", "bench.run", "--only", "files"]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -129,9 +92,20 @@ def test_an_interrupted_run_says_nothing_and_leaves_nothing(tmp_path):
     assert not containers_of(process.pid)
 
 
+@pytest.mark.engine
+def test_a_spare_that_a_contestant_left_is_swept(stage):
+    run = f"bench-{os.getpid()}"
+    spec = SandboxSpec(job=run, store=run)
+    with swept(stage, run, spec.image):
+        DockerSandbox.start(shape_of(spec)).detach()
+        assert len(containers_of(os.getpid())) == 1
+    assert not containers_of(os.getpid())
+
+
 def containers_of(pid):
+    """All of a run: by the store, which spares have too."""
     engine = Engine()
-    found = engine.labelled(f"caisson.job=bench-{pid}")
+    found = engine.labelled(f"caisson.store=bench-{pid}")
     engine.close()
     return found
 
@@ -297,25 +271,50 @@ def sample():
 
 
 def test_a_report_compares_with_ours_and_says_what_is_missing():
-    lines = table.text(sample()).splitlines()
-    (pooled,) = (line.split() for line in lines if line.startswith("  Caisson, from its pool"))
-    (peer,) = (line.split() for line in lines if line.startswith("  llm-sandbox"))
-    assert (pooled[-1], peer[-1]) == ("1.00", "100")
-    assert any("0.0123" in line for line in lines)
-    assert "  autogen-ext: no" in lines
-    assert any(line.startswith("  open, from the pool ") and line.endswith("met") for line in lines)
+    lines = table.markdown(sample()).splitlines()
+    cells = {each[0]: each[1:] for line in lines for each in [line.strip("| ").split(" | ")]}
+    cells = {name.strip(): [value.strip() for value in values] for name, values in cells.items()}
+    assert cells["Caisson, from its pool"] == ["1", "5.00", "5.00", "1.00"]
+    assert cells["llm-sandbox"] == ["1", "500", "500", "100"]
+    assert cells["a bare process"][1] == "0.0123"
+    assert cells["open, from the pool"] == ["≤ 10.0 ms", "5.00", "met"]
+    assert "Not measured: autogen-ext (no)." in lines
+
+
+def test_tables_have_their_columns_below_each_other():
+    rows = [line for line in table.markdown(sample()).splitlines() if line.startswith("|")]
+    for _, lines in itertools.groupby(rows, lambda line: line.count("|")):
+        assert len({tuple(at for at, sign in enumerate(x) if sign == "|") for x in lines}) == 1
+
+
+def test_the_json_has_a_line_for_each_row_and_loses_nothing():
+    text = table.compact(sample())
+    assert json.loads(text) == sample()
+    assert all(len(line) < 300 for line in text.splitlines())
+    assert sum('"row":' in line for line in text.splitlines()) == len(sample()["rows"])
 
 
 def test_a_page_takes_the_figures_of_another_run():
     page = f"# Title\n\n{report.BEGIN}old\n{report.END}\nrest\n"
     once = report.placed(page, sample())
     assert "old" not in once
-    assert "| llm-sandbox | 1 | 500 | 500 | 100 |" in once
+    assert table.markdown(sample()) in once
     assert once.endswith(f"{report.END}\nrest\n")
     assert report.placed(once, sample()) == once
 
 
-def test_the_page_shows_the_run_that_is_kept():
-    page = report.PAGE.read_text()
-    assert report.placed(page, json.loads(report.KEPT.read_text())) == page
-    assert report.PICTURE.stat().st_size > 10_000
+def test_a_run_that_lacks_a_row_is_not_put_on_the_page(tmp_path, capsys):
+    (tmp_path / "part.json").write_text(table.compact(sample()))
+    before = report.KEPT.read_bytes(), report.PAGE.read_bytes(), report.PICTURE.read_bytes()
+    assert report.main([str(tmp_path / "part.json")]) == 2
+    assert "not of a whole run: first `import pandas`" in capsys.readouterr().err
+    assert before == (
+        *(report.KEPT.read_bytes(), report.PAGE.read_bytes(), report.PICTURE.read_bytes()),
+    )
+
+
+def test_page_and_picture_show_the_run_that_is_kept():
+    kept, page = json.loads(report.KEPT.read_text()), report.PAGE.read_text()
+    assert report.placed(page, kept) == page
+    assert report.KEPT.read_text() == table.compact(kept)
+    assert table.digest(kept).encode() in report.PICTURE.read_bytes()
