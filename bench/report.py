@@ -28,7 +28,9 @@ def placed(page: str, report: dict[str, Any]) -> str:
     """The page with the figures of this run in their place."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table.markdown(report)}\n\n{END}{after}"
+    lacks = lacking(report)
+    said = f"This run is not a whole one; it lacks: {'; '.join(lacks)}.\n\n" if lacks else ""
+    return f"{before}{BEGIN}\n{said}{table.markdown(report)}\n\n{END}{after}"
 
 
 def lacking(report: dict[str, Any]) -> list[str]:

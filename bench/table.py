@@ -41,9 +41,8 @@ def rows(report: Line) -> Iterator[tuple[str, str, list[Line]]]:
         found = list(lines)
         ours = _ours(found)
         is_contest = {line["who"].partition(",")[0] for line in found} != {OURS}
-        for line in found:
-            line["times"] = line["median"] / ours["median"] if ours and is_contest else None
-        yield title, unit, found
+        once = ours["median"] if ours and is_contest else None
+        yield title, unit, [{**each, "times": once and each["median"] / once} for each in found]
 
 
 def _ours(lines: list[Line]) -> Line | None:
