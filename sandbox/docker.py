@@ -1,15 +1,14 @@
 """The Docker driver: a container whose first process is the guest, and a link to it.
 
-The container is attached to *before* it starts, so the first link costs no time of its own; its
-stdin is closed when this host goes away, which is how the guest learns of it. A later host joins
-by a relay (`adopt`). Docker's archive calls are never used: they cannot see a tmpfs, block the
-container when half read, and have let containers write to the host.
+How a container is opened is in `sandbox.opening`; a spare was opened before (`take`), and a later
+host joins by a relay (`adopt`). The link ends when this host goes away, which is how the guest
+learns of it. Docker's archive calls are never used: they cannot see a tmpfs, block the container
+when half read, and have let containers write to the host.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -18,7 +17,6 @@ from datetime import datetime
 from typing import Any, Self
 
 from sandbox import bundle
-from sandbox.door import Door, wait_for_either
 from sandbox.driver import ENDING_S, GuestSandbox, Over, describe_end, wait_until
 from sandbox.engine import Engine
 from sandbox.errors import (
@@ -27,24 +25,19 @@ from sandbox.errors import (
     LinkLost,
     SandboxLost,
     SandboxUnavailable,
-    SpecInvalid,
     StaleGeneration,
 )
-from sandbox.hardening import DOOR, SANDBOX_UIDS, WORKSPACE, container_options, with_door
+from sandbox.hardening import container_options
 from sandbox.link import SocketLink
+from sandbox.opening import Harden, open_container
 from sandbox.session import Session
 from sandbox.types import SandboxSpec
 
-START_S = 60.0
 ADOPT_S = 20.0
 LOOK_S = 1.0  # between two looks at whether the other side is still there
 FENCE_S = 5.0
 TAKE_S = 2.0
-WARNING_S = 0.05
-_WITHOUT_DOORS: set[str] = set()  # engines that do not see this host's files
 
-
-Harden = Callable[..., dict[str, object]]
 Remove = Callable[[str], None]  # of a container, by somebody else and later
 
 
@@ -54,7 +47,6 @@ class Spare:
 
     container: str
     link: SocketLink
-    made_at: float
 
 
 class DockerSandbox(GuestSandbox):
@@ -67,14 +59,11 @@ class DockerSandbox(GuestSandbox):
         session: Session,
         *,
         remove: Remove | None = None,
-        waited_s: float = 0.0,
     ) -> None:
         super().__init__(session)
         self.container = container
         self._at = engine
         self._remove = remove
-        self._waited_s = waited_s  # for its job, as a spare
-        self._made_at = time.time()
         self._is_surely_ours = False
 
     @property
@@ -99,25 +88,11 @@ class DockerSandbox(GuestSandbox):
         happens, no container is left behind. `harden` is there for tests that weaken it.
         """
         engine = Engine(engine_url)
-        volumes = engine.image(spec.image).get("Config", {}).get("Volumes") or ()
-        options = harden(
-            spec,
-            command=bundle.guest_command(),
-            uid=secrets.choice(SANDBOX_UIDS),
-            deadline=time.time() + spec.longest_s,
-            image_volumes=volumes,
-        )
-        name = container_name(spec)
-        with ExitStack() as undo:  # on Ctrl-C too, also while the engine creates it
-            undo.callback(engine.close)
-            undo.callback(_remove_quietly, engine, name)
-            container, door = _create(engine, options, name)
-            with closing(door) if door else contextlib.nullcontext():
-                session = _greet(engine, container, spec, door)
-            undo.callback(session.close)
-            session.preload(spec.preload)
-            undo.pop_all()
-        return cls(engine, container, session)
+        try:
+            return cls(engine, *open_container(engine, spec, harden))
+        except BaseException:
+            engine.close()
+            raise
 
     @classmethod
     def take(
@@ -139,16 +114,13 @@ class DockerSandbox(GuestSandbox):
         except BaseException:
             session.close()
             raise
-        return cls(
-            engine_url,
-            spare.container,
-            session,
-            remove=remove,
-            waited_s=time.time() - spare.made_at,
-        )
+        return cls(engine_url, spare.container, session, remove=remove)
 
     def preload(self, names: Sequence[str]) -> None:
-        """Have libraries loaded for the interpreter, before the first call; takes seconds."""
+        """Have libraries loaded for the interpreter, before the first call; takes seconds.
+
+        One that cannot be loaded is told in the log. Raises `SandboxUnavailable`.
+        """
         with self._guarded():
             self._session.preload(names)
 
@@ -177,11 +149,11 @@ class DockerSandbox(GuestSandbox):
                 said += link.receive(deadline)
         return said
 
-    def give_away(self) -> Spare:
+    def hand_off(self) -> Spare:
         """Let go of a sandbox that is a spare; it belongs to whoever takes it."""
         self._conclude(Over(Detached, "it was given away"))
         self._release()
-        return Spare(self.container, self._direct, self._made_at)
+        return Spare(self.container, self._direct)
 
     @classmethod
     def adopt(cls, container: str, spec: SandboxSpec, *, engine_url: str | None = None) -> Self:
@@ -275,74 +247,8 @@ class DockerSandbox(GuestSandbox):
             if state is None:
                 return "the container was removed from outside"
             if not state["Running"]:
-                return _end_in_words(state, self.spec, self._waited_s)
+                return _end_in_words(state, self.spec)
         return None
-
-
-def container_name(spec: SandboxSpec) -> str:
-    """Name a container for whoever lists them; nothing goes by it."""
-    return f"caisson-{spec.job[:60]}-{secrets.token_hex(4)}"
-
-
-def _create(engine: Engine, options: dict[str, object], name: str) -> tuple[str, Door | None]:
-    """Create a container, with a door where the engine sees this host's files."""
-    door = Door.open() if engine.is_local and engine.url not in _WITHOUT_DOORS else None
-    if door is None:
-        return engine.create(options, name), None
-    try:
-        return engine.create(with_door(options, door.path), name), door
-    except SpecInvalid as error:
-        door.close()
-        if str(door.path) not in str(error):
-            raise
-    except BaseException:
-        door.close()
-        raise
-    _WITHOUT_DOORS.add(engine.url)
-    return engine.create(options, name), None
-
-
-def _greet(engine: Engine, container: str, spec: SandboxSpec, door: Door | None) -> Session:
-    """Start a container and hear its guest."""
-    config = bundle.guest_config(spec, WORKSPACE, is_container=True, door=DOOR if door else None)
-    deadline = time.monotonic() + START_S
-    link = engine.attach(container)
-    session = Session(link, spec)
-    with ExitStack() as undo:
-        undo.callback(session.close)
-        try:
-            # Sent before the start: the guest reads it while the engine is still busy starting.
-            nonce = session.say_hello(deadline, bundle.luggage(config))
-            engine.start(container, spec.image)
-            _hear(session, nonce, deadline, link, door)
-        except LinkLost as error:
-            words = session.last_words() or str(error)
-            raise SandboxUnavailable(f"the guest did not start: {words[-500:]}") from error
-        undo.pop_all()
-    return session
-
-
-def _hear(
-    session: Session, nonce: str, deadline: float, link: SocketLink, door: Door | None
-) -> None:
-    """Hear the guest's first word; it comes by the door, or by the engine after all."""
-    while door is not None:
-        wait_for_either(door, link, deadline)
-        shortcut = door.accept()
-        if shortcut is not None:
-            nonce = session.move(shortcut, deadline)
-            break
-        with contextlib.suppress(GuestTimeout):  # something has warned: no word of the guest's
-            session.hear_hello(nonce, time.monotonic() + WARNING_S)
-            return
-        if time.monotonic() > deadline:
-            break
-    session.hear_hello(nonce, deadline)
-
-
-def _remove_quietly(engine: Engine, container: str) -> None:
-    with contextlib.suppress(SandboxUnavailable):  # the first error is the one to tell
-        engine.remove(container)
 
 
 def _find_running(engine: Engine, container: str, spec: SandboxSpec) -> str:
@@ -365,14 +271,14 @@ def _may_be_of(labels: dict[str, str], spec: SandboxSpec) -> bool:
     return labels.get("caisson.job") == spec.job
 
 
-def _end_in_words(state: dict[str, Any], spec: SandboxSpec, waited_s: float = 0.0) -> str:
+def _end_in_words(state: dict[str, Any], spec: SandboxSpec) -> str:
     """Say how a container that does not run has ended."""
     if state["Status"] == "created":
         return "the container was never started"
     return describe_end(
         state["ExitCode"],
         was_out_of_memory=bool(state["OOMKilled"]) and state["ExitCode"] != 0,
-        age_s=_age_s(state) - waited_s,
+        age_s=_age_s(state),
         life_s=spec.limits.max_life_s,
     )
 

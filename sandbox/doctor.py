@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
-from sandbox.docker import DockerSandbox, Harden
+from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
 from sandbox.errors import SandboxError, SandboxLost
 from sandbox.hardening import container_options
+from sandbox.opening import Harden
 from sandbox.types import MIB, Interpreter, Outcome, Record, SandboxSpec
 
 CPU_SLACK = 1.35  # a two-second sample of a quota that is dealt out in slices of 100 ms

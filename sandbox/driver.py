@@ -200,12 +200,14 @@ class GuestSandbox(ABC):
 
 def describe_end(exit_code: int, *, was_out_of_memory: bool, age_s: float, life_s: float) -> str:
     """Say in words how a sandbox's first process ended."""
-    if age_s > life_s - 0.5:  # the guest counts from its own beginning, a moment later or earlier
-        return f"the sandbox has reached its maximum life of {life_s:g} s"
     if was_out_of_memory:
         return "the sandbox ran out of memory and its first process was killed"
     if exit_code == SIGKILLED:
         return "the sandbox was killed: for its memory limit, or from outside (exit code 137)"
+    # The guest counts from its own beginning, a moment later or earlier. One that has waited for
+    # its job is older than the job is.
+    if exit_code == 0 and age_s > life_s - 0.5:
+        return f"the sandbox has reached its maximum life of {life_s:g} s"
     return f"the sandbox ended by itself (exit code {exit_code})"
 
 

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Self
 
@@ -28,9 +29,10 @@ from sandbox.types import SandboxSpec
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 1024 * 1024
 _PATIENCE_S = 1.0
+_PAUSE_S = 0.01
 
 
-class _Wish(BaseModel):
+class _Request(BaseModel):
     """What a borrower asks for: a spare, or that a container be removed."""
 
     model_config = ConfigDict(extra="forbid")
@@ -39,33 +41,38 @@ class _Wish(BaseModel):
     remove: str | None = None
 
 
-class _Loan(BaseModel):
+class _Response(BaseModel):
     """What it gets; the link comes along as a descriptor. All empty: there is none."""
 
     container: str = ""
     is_framed: bool = False
-    made_at: float = 0.0
 
 
 class Lender:
     """Serves a pool at `path` until it is closed; nobody but this user may get there."""
 
     def __init__(self, pool: Pool, path: Path) -> None:
+        """Listen at `path`; raises OSError."""
         self.path = path
         self._pool = pool
+        self._is_closing = False
         self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            path.unlink(missing_ok=True)
+            self._listener.bind(str(path))
+            path.chmod(0o600)
+            self._listener.listen(64)
+        except BaseException:
+            self._listener.close()
+            raise
         self._thread = threading.Thread(target=self._serve, name="lending", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to serve; raises OSError."""
-        self.path.unlink(missing_ok=True)
-        self._listener.bind(str(self.path))
-        self.path.chmod(0o600)
-        self._listener.listen(64)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -73,31 +80,29 @@ class Lender:
         self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closing:
             try:
                 borrower, _ = self._listener.accept()
-            except OSError:
-                return
-            with borrower:
-                borrower.settimeout(_PATIENCE_S)
-                try:
+                with borrower:
+                    borrower.settimeout(_PATIENCE_S)
                     self._answer(borrower)
-                except (OSError, ValidationError) as error:  # it has gone, or is none of ours
+            except (OSError, ValidationError) as error:
+                # It has gone, is none of ours, or there is no descriptor to be had just now.
+                if not self._is_closing:
                     _log.info("nothing lent: %s", error)
+                    time.sleep(_PAUSE_S)
 
     def _answer(self, borrower: socket.socket) -> None:
-        wish = _Wish.model_validate_json(_line(borrower))
-        if wish.remove:
-            self._pool.remove(wish.remove)
-        spare = self._pool.hand_out(wish.spec) if wish.spec else None
+        request = _Request.model_validate_json(_line(borrower))
+        if request.remove:
+            self._pool.remove(request.remove)
+        spare = self._pool.hand_out(request.spec) if request.spec else None
         if spare is None:
-            borrower.sendall(_written(_Loan()))
+            borrower.sendall(_written(_Response()))
             return
-        loan = _Loan(
-            container=spare.container, is_framed=spare.link.is_framed, made_at=spare.made_at
-        )
+        response = _Response(container=spare.container, is_framed=spare.link.is_framed)
         try:
-            socket.send_fds(borrower, [_written(loan)], [spare.link.fileno()])
+            socket.send_fds(borrower, [_written(response)], [spare.link.fileno()])
         except OSError:
             self._pool.remove(spare.container)
             raise
@@ -118,31 +123,39 @@ class Borrower:
         return moved_in(spare, spec, self._engine_url, self.remove) if spare else None
 
     def remove(self, container: str) -> None:
-        """Have a container removed; at once and here, if the lender is gone."""
+        """Have a container removed; at once and here, if the lender is gone.
+
+        Raises `SandboxUnavailable` if it cannot be.
+        """
         try:
-            self._ask(_Wish(remove=container))
+            self._ask(_Request(remove=container))
         except (OSError, ValidationError):
             with contextlib.closing(Engine(self._engine_url)) as engine:
                 engine.remove(container)
 
     def _borrow(self, spec: SandboxSpec) -> Spare | None:
         try:
-            loan, link = self._ask(_Wish(spec=spec))
+            response, stream = self._ask(_Request(spec=spec))
         except (OSError, ValidationError) as error:
             _log.info("nothing borrowed: %s", error)
             return None
-        return None if link is None else Spare(loan.container, link, loan.made_at)
+        if stream is None:
+            return None
+        return Spare(response.container, SocketLink(stream, is_framed=response.is_framed))
 
-    def _ask(self, wish: _Wish) -> tuple[_Loan, SocketLink | None]:
+    def _ask(self, request: _Request) -> tuple[_Response, socket.socket | None]:
         with socket.socket(socket.AF_UNIX) as lender:
             lender.settimeout(_PATIENCE_S)
             lender.connect(str(self._path))
-            lender.sendall(_written(wish))
-            said, fds, _, _ = socket.recv_fds(lender, _MOST_BYTES, 1)
-        loan = _Loan.model_validate_json(said)
-        if not fds:
-            return loan, None
-        return loan, SocketLink(socket.socket(fileno=fds[0]), is_framed=loan.is_framed)
+            lender.sendall(_written(request))
+            said, fds, _, _ = socket.recv_fds(lender, _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        stream = socket.socket(fileno=fds[0]) if fds else None
+        try:
+            return _Response.model_validate_json(said), stream
+        except ValidationError:
+            if stream is not None:
+                stream.close()
+            raise
 
 
 def _line(stream: socket.socket) -> bytes:

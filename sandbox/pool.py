@@ -2,13 +2,11 @@
 
 A spare is a container like any other, with the same limits, which waits for its job under the
 generation 0 and has run no call. Whoever takes it says hello with a generation of its own; from
-then on it is that one's alone, and it is never given back. What is asked for is a spec; a spare
-fits it if the two differ in nothing that a container is made from (`shape_of`).
+then on it is that one's alone, and it is never given back.
 
-How many there are follows the demand: as many of each shape as were taken within the last seconds,
-at least `LEAST` of one that is expected, none of those that nobody has asked for lately, and never
-more than fit into the memory that the pool may use. Making spares comes before loading libraries
-into them, which takes a second of CPU time each and is left for when nobody asks for any.
+How many there are follows the demand (`sandbox.stock`), within the memory that the pool may use.
+Making spares comes before loading libraries into them, which takes a second of CPU time each and is
+left for when nobody asks for any.
 
 Two threads work, one that makes spares and looks after them, and one that runs errands to the
 engine: a spare gets its job's name, a used container is removed. Nobody waits for either.
@@ -20,51 +18,31 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Self
 
 import psutil
 
-from sandbox.docker import DockerSandbox, Remove, Spare, container_name
+from sandbox.docker import DockerSandbox, Remove, Spare
 from sandbox.engine import Engine
-from sandbox.errors import SandboxUnavailable, SpecInvalid
+from sandbox.errors import SandboxError, SandboxUnavailable, SpecInvalid
+from sandbox.opening import container_name
 from sandbox.owner import owner
-from sandbox.types import MIB, Limits, SandboxSpec
+from sandbox.stock import Idle, Stock, shape_of
+from sandbox.types import MIB, SandboxSpec
 
 _log = logging.getLogger(__name__)
 
 LIBRARIES = ("numpy", "pandas", "matplotlib.pyplot")
-LEAST = 2  # so that one is there while libraries are loaded into the other
 SPARE_BYTES = 96 * MIB  # what one takes with these libraries, engine and page tables included
-SPARE_S = 1800.0  # it ends by itself after this, and is replaced after half of it
-DEMAND_S = 10.0
-IDLE_S = 60.0  # a shape that nobody has asked for so long needs no more than its least
-FORGET_S = 300.0
 QUIET_S = 1.0  # after the last taking there is time to load libraries
 LOOK_S = 1.0
 FAULT_S = 5.0
-ENDING_S = 10.0
-LEAST_MEMORY = 256 * MIB  # smaller sandboxes have no room for libraries that nobody asked for
+ENDING_S = 3.0
 FREE_BYTES = 512 * MIB  # of the host, below which no more are made
 
 _Errand = Callable[[Engine], None]
-
-
-def shape_of(spec: SandboxSpec) -> SandboxSpec | None:
-    """What a container for `spec` is made from, without what is its job's alone.
-
-    None: no spare fits, because mounts are the host's own files, chosen for one job.
-    """
-    if spec.mounts:
-        return None
-    usual = Limits()
-    hosts_own = {"timeout_s": usual.timeout_s, "read_bytes": usual.read_bytes}
-    jobs_own = {"job": "spare", "owner": "", "generation": 0, "preload": ()}
-    limits = spec.limits.model_copy(update=hosts_own)
-    return spec.model_copy(update={**jobs_own, "limits": limits, "spare_s": SPARE_S})
 
 
 def moved_in(
@@ -75,61 +53,15 @@ def moved_in(
         return DockerSandbox.take(spare, spec, engine_url=engine_url, remove=remove)
     except SandboxUnavailable as error:
         _log.info("a spare was of no use: %s", error)
+    try:
         remove(spare.container)
-        return None
-
-
-@dataclass(eq=False)
-class _Waiting:
-    """One spare."""
-
-    sandbox: DockerSandbox
-    since: float
-    is_loaded: bool = False
-
-    def is_good(self, now: float) -> bool:
-        return now - self.since < SPARE_S / 2 and self.sandbox.is_quiet
-
-
-@dataclass(eq=False)
-class _Shelf:
-    """The spares of one shape, and when such were asked for."""
-
-    shape: SandboxSpec
-    is_expected: bool = False
-    ready: deque[_Waiting] = field(default_factory=deque)
-    asked_at: deque[float] = field(default_factory=lambda: deque(maxlen=256))
-
-    def wanted(self, now: float) -> int:
-        least = LEAST if self.is_expected else 0
-        lately = sum(1 for at in self.asked_at if now - at < DEMAND_S)
-        return max(least, lately, 1 if self._idle_s(now) < FORGET_S else 0)
-
-    def sort_out(self, now: float) -> list[_Waiting]:
-        """Take away those that are broken or old, and those that nobody will ask for."""
-        good = [waiting for waiting in self.ready if waiting.is_good(now)]
-        kept = good[: self.wanted(now)] if self._idle_s(now) > IDLE_S else good
-        bad = [waiting for waiting in self.ready if waiting not in kept]
-        self.ready = deque(kept)
-        return bad
-
-    def best(self, now: float) -> _Waiting | None:
-        """Take a good one, with its libraries if there is any such."""
-        for waiting in sorted(self.ready, key=lambda one: not one.is_loaded):
-            if waiting.is_good(now):
-                self.ready.remove(waiting)
-                return waiting
-        return None
-
-    def _idle_s(self, now: float) -> float:
-        return now - self.asked_at[-1] if self.asked_at else float("inf")
-
-    def can_load(self) -> bool:
-        return self.shape.limits.memory_bytes >= LEAST_MEMORY
+    except SandboxUnavailable as error:  # it ends by itself, and is the reaper's then
+        _log.warning("container %s was not removed: %s", spare.container[:12], error)
+    return None
 
 
 class Pool:
-    """Makes and keeps spares; see the module. Use it as a context, or `open` and `close` it.
+    """Makes and keeps spares; see the module. Use it as a context, or `open` and `close` it, once.
 
     Args:
         engine_url: Address of the engine; None: the usual one.
@@ -147,16 +79,16 @@ class Pool:
         self._engine_url = engine_url
         self._most = memory_bytes // SPARE_BYTES
         self._libraries = tuple(libraries)
-        self._shelves: dict[str, _Shelf] = {}
+        self._stocks: dict[str, Stock[DockerSandbox]] = {}
         self._lock = threading.Lock()
         self._wake, self._stop = threading.Event(), threading.Event()
         self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
         self._fault = ""
         self._taken_at = float("-inf")
-        self._threads = [
+        self._threads = (
             threading.Thread(target=self._make, name="making", daemon=True),
             threading.Thread(target=self._run_errands, name="errands", daemon=True),
-        ]
+        )
 
     def __enter__(self) -> Self:
         self.open()
@@ -171,27 +103,22 @@ class Pool:
             thread.start()
 
     def close(self) -> None:
-        """Remove all spares, and what is still to be removed. Safe to call twice."""
+        """Remove all spares, and what is still to be removed, as far as seconds allow.
+
+        What is left over ends by itself. Safe to call twice.
+        """
         self._stop.set()
         self._wake.set()
-        maker, runner = self._threads
-        if maker.ident is not None:
-            maker.join(ENDING_S)
-        with self._lock:
-            left = [waiting for shelf in self._shelves.values() for waiting in shelf.ready]
-            self._shelves.clear()
-        for waiting in left:
-            self._throw_away(waiting)
-        self._errands.put(None)
-        if runner.ident is not None:
-            runner.join(ENDING_S)
+        for thread in self._threads:  # the first to end has the second end
+            if thread.ident is not None:
+                thread.join(ENDING_S)
 
     def expect(self, spec: SandboxSpec) -> None:
         """Always have spares for what is made like `spec`."""
         shape = shape_of(spec)
         if shape is not None:
             with self._lock:
-                self._shelf(shape).is_expected = True
+                self._stock(shape).is_expected = True
             self._wake.set()
 
     def take(self, spec: SandboxSpec) -> DockerSandbox | None:
@@ -207,13 +134,13 @@ class Pool:
         now = time.monotonic()
         with self._lock:
             self._taken_at = now
-            shelf = self._shelf(shape)
-            shelf.asked_at.append(now)
-            waiting = shelf.best(now)
+            stock = self._stock(shape)
+            stock.asked_at.append(now)
+            idle = stock.best(now)
         self._wake.set()
-        if waiting is None:
+        if idle is None:
             return None
-        spare, name = waiting.sandbox.give_away(), container_name(spec)
+        spare, name = idle.sandbox.hand_off(), container_name(spec)
         self._errands.put(lambda engine: engine.rename(spare.container, name))
         return spare
 
@@ -224,26 +151,35 @@ class Pool:
     def count(self) -> tuple[int, int]:
         """How many spares there are, and how many of them have their libraries loaded."""
         with self._lock:
-            ready = [waiting for shelf in self._shelves.values() for waiting in shelf.ready]
-        return len(ready), sum(waiting.is_loaded for waiting in ready)
+            ready = [idle for stock in self._stocks.values() for idle in stock.ready]
+        return len(ready), sum(idle.is_loaded for idle in ready)
 
-    def _shelf(self, shape: SandboxSpec) -> _Shelf:
-        return self._shelves.setdefault(shape.model_dump_json(), _Shelf(shape))
+    def _stock(self, shape: SandboxSpec) -> Stock[DockerSandbox]:
+        return self._stocks.setdefault(shape.model_dump_json(), Stock(shape))
 
     # ---- making
 
     def _make(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()
+            pause_s = FAULT_S
             try:
-                is_busy = self._tend()
-            except SandboxUnavailable as error:  # no engine, no image: later perhaps
+                pause_s = 0.0 if self._tend() else LOOK_S
+                self._say("")
+            except SandboxError as error:  # no engine, no image: later perhaps
                 self._say(str(error))
-                self._stop.wait(FAULT_S)
-                continue
-            self._say("")
-            if not is_busy:
-                self._wake.wait(LOOK_S)
+            except Exception:  # noqa: BLE001 - a fault of ours costs spares, and no job
+                _log.exception("making spare sandboxes failed")
+            if pause_s == FAULT_S:
+                self._stop.wait(pause_s)
+            elif pause_s:
+                self._wake.wait(pause_s)
+        with self._lock:
+            left = [idle for stock in self._stocks.values() for idle in stock.ready]
+            self._stocks.clear()
+        for idle in left:
+            self._throw_away(idle)
+        self._errands.put(None)
 
     def _say(self, fault: str) -> None:
         if fault and fault != self._fault:
@@ -256,40 +192,41 @@ class Pool:
         for bad in self._sort_out(now):
             self._throw_away(bad)
         with self._lock:
-            lacking = next((s for s in self._shelves.values() if self._lacks(s, now)), None)
+            lacking = next((s for s in self._stocks.values() if self._lacks(s, now)), None)
         if lacking is not None:
             self._start_one(lacking)
             return True
         return now - self._taken_at > QUIET_S and self._load_one()
 
-    def _lacks(self, shelf: _Shelf, now: float) -> bool:
-        total = sum(len(each.ready) for each in self._shelves.values())
+    def _lacks(self, stock: Stock[DockerSandbox], now: float) -> bool:
+        total = sum(len(each.ready) for each in self._stocks.values())
         has_room = total < self._most and psutil.virtual_memory().available > FREE_BYTES
-        return has_room and len(shelf.ready) < shelf.wanted(now)
+        return has_room and len(stock.ready) < stock.wanted(now)
 
-    def _sort_out(self, now: float) -> list[_Waiting]:
+    def _sort_out(self, now: float) -> list[Idle[DockerSandbox]]:
         with self._lock:
-            bad = [waiting for shelf in self._shelves.values() for waiting in shelf.sort_out(now)]
-            live = {k: s for k, s in self._shelves.items() if s.ready or s.wanted(now)}
-            self._shelves = live
+            bad = [idle for stock in self._stocks.values() for idle in stock.sort_out(now)]
+            live = {k: s for k, s in self._stocks.items() if s.ready or s.wanted(now)}
+            self._stocks = live
         return bad
 
-    def _throw_away(self, waiting: _Waiting) -> None:
-        spare = waiting.sandbox.give_away()
+    def _throw_away(self, idle: Idle[DockerSandbox]) -> None:
+        spare = idle.sandbox.hand_off()
         spare.link.close()
         self.remove(spare.container)
 
-    def _start_one(self, shelf: _Shelf) -> None:
-        spec = shelf.shape.model_copy(update={"owner": owner()})
+    def _start_one(self, stock: Stock[DockerSandbox]) -> None:
+        spec = stock.shape.model_copy(update={"owner": owner()})
         try:
             sandbox = DockerSandbox.start(spec, engine_url=self._engine_url)
         except SpecInvalid as error:  # whoever asks for it hears so when it is started for them
             _log.info("there are no spares of what cannot be: %s", error)
             with self._lock:
-                shelf.is_expected = False
-                shelf.asked_at.clear()
+                stock.is_expected = False
+                stock.asked_at.clear()
             return
-        self._put(shelf, _Waiting(sandbox, time.monotonic()))
+        with self._lock:
+            stock.ready.append(Idle(sandbox, time.monotonic()))
 
     def _load_one(self) -> bool:
         """Load the libraries into a spare, which nobody can take meanwhile."""
@@ -297,29 +234,23 @@ class Pool:
             found = next(self._unloaded(), None)
             if found is None:
                 return False
-            shelf, waiting = found
-            shelf.ready.remove(waiting)
+            stock, idle = found
+            stock.ready.remove(idle)
         try:
-            waiting.sandbox.preload(self._libraries)
+            idle.sandbox.preload(self._libraries)
         except SandboxUnavailable as error:
             _log.info("a spare was lost while libraries were loaded: %s", error)
-            self._throw_away(waiting)
-        else:
-            waiting.is_loaded = True
-            self._put(shelf, waiting)
+            self._throw_away(idle)
+            return True
+        idle.is_loaded = True
+        with self._lock:
+            stock.ready.append(idle)
         return True
 
-    def _unloaded(self) -> Iterator[tuple[_Shelf, _Waiting]]:
-        for shelf in self._shelves.values():
-            if self._libraries and shelf.can_load():
-                yield from ((shelf, one) for one in shelf.ready if not one.is_loaded)
-
-    def _put(self, shelf: _Shelf, waiting: _Waiting) -> None:
-        with self._lock:
-            if not self._stop.is_set():
-                self._shelf(shelf.shape).ready.append(waiting)
-                return
-        self._throw_away(waiting)
+    def _unloaded(self) -> Iterator[tuple[Stock[DockerSandbox], Idle[DockerSandbox]]]:
+        for stock in self._stocks.values():
+            if self._libraries and stock.can_load():
+                yield from ((stock, idle) for idle in stock.ready if not idle.is_loaded)
 
     # ---- errands to the engine, for which nobody waits
 
@@ -328,5 +259,7 @@ class Pool:
             try:
                 with closing(Engine(self._engine_url)) as engine:
                     errand(engine)
-            except SandboxUnavailable as error:  # a container left behind is the reaper's then
+            except SandboxError as error:  # a container left behind is the reaper's then
                 _log.warning("an errand to the engine was in vain: %s", error)
+            except Exception:  # noqa: BLE001 - a fault of ours leaves a container, and no job
+                _log.exception("an errand to the engine failed")

@@ -6,8 +6,6 @@ set, and each field has a type and a limit; anything else is a `ProtocolError`.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import mimetypes
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -79,9 +77,10 @@ class Known(Answer):
 
 
 class Preloaded(Answer):
-    """The libraries are loaded, as far as they can be."""
+    """The libraries are loaded, but for those that failed, with their reasons."""
 
     kind: Literal["preloaded"]
+    failed: Annotated[list[Text], Field(max_length=100)]
 
 
 class Written(Answer):
@@ -177,9 +176,14 @@ def write(kind: str, **fields: object) -> bytes:
 def unpack(data: str) -> bytes:
     """Read base64; raises `ProtocolError`."""
     try:
-        return base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise ProtocolError(f"the guest sent what is no base64: {error}") from error
+        return wire.unpack(data)
+    except wire.Malformed as error:
+        raise ProtocolError(f"the guest sent what is {error}") from error
+
+
+def readable(text: str) -> str:
+    """A text of the guest, fit for a log."""
+    return transcript.clean(text, MAX_NAME_CHARS)
 
 
 def execution(result: Result, output_bytes: int) -> Execution:

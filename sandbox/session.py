@@ -7,6 +7,7 @@ nothing that `sandbox.protocol` has not checked.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 import time
@@ -50,6 +51,7 @@ MAX_TEXT = MAX_FRAME - 64 * 1024
 MOST_PER_CHARACTER = 12  # bytes of JSON
 SURROGATES = re.compile("[\ud800-\udfff]")
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Answer)
 
 
@@ -97,19 +99,18 @@ class Session:
             if isinstance(said, Stale):
                 raise StaleGeneration(f"generation {said.seen} owns this sandbox")
 
-    def move(self, link: Link, deadline: float) -> str:
-        """Go on over another link to the same guest, from its hello on; returns the nonce."""
-        self.link.close()
-        self.link = link
-        return self.say_hello(deadline)
-
     def preload(self, names: Sequence[str]) -> None:
-        """Have libraries loaded for the interpreter, before its first call; takes seconds."""
+        """Have libraries loaded for the interpreter, before its first call; takes seconds.
+
+        One that cannot be loaded is told in the log. Raises `SandboxUnavailable`, also once a call
+        was begun.
+        """
         if not names:
             return
         asked = uuid.uuid4().hex
         self._request("preload", id=asked, names=list(names))
-        self._await(asked, PRELOAD_S, Preloaded)
+        for why in self._await(asked, PRELOAD_S, Preloaded).failed:
+            _log.warning("a library was not loaded beforehand: %s", protocol.readable(why))
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -209,10 +210,6 @@ class Session:
     def close(self) -> None:
         """Close the link, when no call is in flight."""
         self.link.close()
-
-    def last_words(self) -> str:
-        """What the guest's process has written to its standard error."""
-        return self.link.last_words()
 
     # --- frames ---------------------------------------------------------------------------
 

@@ -20,14 +20,6 @@ NO_ENGINE = os.environ.pop("CAISSON_NO_ENGINE", "")
 JOB = f"test-{os.getpid()}"
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--spares",
-        action="store_true",
-        help="run the tests of sandboxes in containers that have waited for their job",
-    )
-
-
 @functools.cache
 def find_no_engine():
     """Say why tests cannot use an engine; empty if they can."""

@@ -229,7 +229,8 @@ class Keeper:
     def _spares(self) -> AbstractContextManager[None]:
         from worker.spares import kept  # noqa: PLC0415 - the engine's client is slow to load
 
-        return kept(self._settings, self._station.usual_spec(), self._slots, os.getpid())
+        spec = self._station.usual_spec()
+        return kept(self._settings, spec, self._slots, lambda: self._signals > 1)
 
     def _threads(self) -> list[threading.Thread]:
         """One for each thing that may have to wait, so that nothing else waits for it."""

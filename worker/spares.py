@@ -8,8 +8,9 @@ more, a fraction of a millisecond.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -26,21 +27,32 @@ _keepers: list[int] = []
 
 
 @contextmanager
-def kept(settings: Settings, spec: SandboxSpec, slots: int, keeper: int) -> Iterator[None]:
-    """Keep spares for jobs like `spec`, for the processes of the worker of this keeper (a pid)."""
+def kept(
+    settings: Settings, spec: SandboxSpec, slots: int, is_hurried: Callable[[], bool]
+) -> Iterator[None]:
+    """Keep spares for jobs like `spec`, for the processes that this one, a keeper, starts.
+
+    If it `is_hurried` in the end, they are left to end by themselves.
+    """
     memory_bytes = _memory(settings, slots)
     if settings.driver != "docker" or memory_bytes < SPARE_BYTES:
         yield
         return
-    with ExitStack() as stack:
-        try:
-            pool = stack.enter_context(Pool(memory_bytes=memory_bytes))
-            stack.enter_context(Lender(pool, _path(keeper)))
-        except OSError as error:
-            _log.warning("no spare sandboxes are kept: %s", error)
-        else:
-            pool.expect(spec)
+    pool = Pool(memory_bytes=memory_bytes)
+    try:
+        lender = Lender(pool, _path(os.getpid()))
+    except OSError as error:
+        _log.warning("no spare sandboxes are kept: %s", error)
         yield
+        return
+    pool.expect(spec)
+    pool.open()
+    try:
+        with lender:
+            yield
+    finally:
+        if not is_hurried():
+            pool.close()
 
 
 def belong_to(keeper: int) -> None:

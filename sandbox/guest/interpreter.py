@@ -18,6 +18,7 @@ from .wire import Channel, Frame, Malformed
 MAX_REPLY = 2 * 1024 * 1024
 MAX_TEXT = 8000
 MAX_ITEMS = 500
+MAX_FAILURES = 50
 
 
 def prepare() -> None:
@@ -33,14 +34,16 @@ def prepare() -> None:
     _settle()
 
 
-def preload(names: Iterable[str]) -> None:
-    """Load heavy libraries once, here, so that each kernel begins with them."""
+def preload(names: Iterable[str]) -> list[str]:
+    """Load heavy libraries once, here, so that each kernel begins with them; returns failures."""
+    failed = []
     for name in names:
         try:
             importlib.import_module(name)
         except BaseException as error:  # a module may do anything, sys.exit() included
-            os.write(2, f"preload {name}: {error}\n".encode("utf-8", "replace"))
+            failed.append(f"{name}: {type(error).__name__}: {error}"[:MAX_TEXT])
     _settle()
+    return failed[:MAX_FAILURES]
 
 
 def _settle() -> None:

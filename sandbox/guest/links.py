@@ -1,4 +1,4 @@
-"""The conversations with hosts: the first by stdin and stdout, later ones by a relay.
+"""The conversations with hosts: the first by the door, or stdin and stdout; later ones by a relay.
 
 One link is current, the one that said `hello` last; the others are told and dropped then. A link
 that takes nothing is dropped, never waited for.

@@ -29,14 +29,17 @@ def start(command: str, output_fd: int) -> int:
     """
     shell = program()
     name = shell.rpartition("/")[2].encode()
-    encoded = command.encode("utf-8", "surrogateescape")
+    encoded = command.encode("utf-8", "replace")
     actions = [(os.POSIX_SPAWN_DUP2, output_fd, 1), (os.POSIX_SPAWN_DUP2, output_fd, 2)]
     arguments = [name, b"-c", encoded]
     script = -1
     is_first = os.getpid() == 1
     try:
         if is_first:
-            processes.volunteer_for_oom()  # inherited; it cannot be given to others in time
+            # Inherited, since a shell that has begun children cannot be given it in time. Were
+            # memory to run out in this very millisecond, the largest process would go: files can
+            # take half of the memory at most, so whoever fills the rest is larger than this one.
+            processes.volunteer_for_oom()
         if len(encoded) > MAX_ARGUMENT:
             script = _written(encoded)
             actions.append((os.POSIX_SPAWN_DUP2, script, SCRIPT_FD))

@@ -1,8 +1,9 @@
 """The first process of a sandbox: serves one host at a time and outlives whatever code does.
 
 One thread, one loop; nothing in it waits for a peer or for user code, and cleaning up after a call
-has bounds of its own. At most one call runs; its time limit, memory,
-output and end are judged here and not by the process that user code owns.
+has bounds of its own. Only libraries that are loaded beforehand hold it up, before any call. At
+most one call runs; its time limit, memory, output and end are judged here and not by the process
+that user code owns.
 """
 
 from __future__ import annotations
@@ -170,14 +171,17 @@ class Supervisor:
         if self._kernel is not None:
             self._kernel.kill()
         self._lose_kernel()
-        preload(names)
+        failed = preload(names)
         self._lost = None
         self._start_kernel()
-        self._answer({"kind": "preloaded", "id": wire.text(frame, "id", MAX_ID)})
+        asked = wire.text(frame, "id", MAX_ID)
+        self._answer({"kind": "preloaded", "id": asked, "failed": failed})
 
     def _on_execute(self, frame: Frame) -> None:
         execution_id = wire.text(frame, "id", MAX_ID)
         text = wire.text(frame, "text", wire.MAX_FRAME)
+        if "\0" in text:
+            raise Malformed("text holds a NUL character")
         timeout_s = wire.number(frame, "timeout_s", 0, 10**6)
         self._results.acknowledge(wire.texts(frame, "ack"))
         known = self._known(execution_id)

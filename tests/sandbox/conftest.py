@@ -11,8 +11,8 @@ import pytest
 
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
-from sandbox.pool import shape_of
 from sandbox.process import ProcessSandbox
+from sandbox.stock import shape_of
 from sandbox.types import Limits, SandboxSpec
 from worker.testing import FakeSandbox, ok
 
@@ -23,27 +23,19 @@ def start_as_spare(spec, libraries=("json",)):
     """Make what a pool makes, and take it as a job does."""
     spare = DockerSandbox.start(shape_of(spec))
     spare.preload(libraries)
-    return DockerSandbox.take(spare.give_away(), spec)
-
-
-@pytest.fixture(scope="session")
-def only_spares(request):
-    return request.config.getoption("--spares")
+    return DockerSandbox.take(spare.hand_off(), spec)
 
 
 @pytest.fixture
-def start(job, only_spares):
-    """Start sandboxes that end with the test: `start("docker", memory_bytes=…)`.
-
-    "cold" is a container of its own job also where all others are spares.
-    """
+def start(job):
+    """Start sandboxes that end with the test: `start("docker", memory_bytes=…)`."""
     started = []
 
     def begin(driver="docker", *, spec=None, **limits):
         wanted = spec or SandboxSpec(job=job, limits=Limits(**limits))
-        if driver == "spare" or (driver == "docker" and only_spares):
+        if driver == "spare":
             made = start_as_spare(wanted)
-        elif driver in {"docker", "cold"}:
+        elif driver == "docker":
             made = DockerSandbox.start(wanted)
         elif driver == "process":
             made = ProcessSandbox.start(wanted, allow_unisolated=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import docker as docker_driver
+from sandbox import opening
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
 from sandbox.errors import (
@@ -157,7 +158,7 @@ class TestRefusing:
         assert state(first) is None
 
     def test_another_jobs_container_which_stays(self, start, spec, job):
-        first = start("cold", spec=spec())
+        first = start(spec=spec())
         other = spec().model_copy(update={"job": f"{job}-other"})
         with pytest.raises(SandboxLost, match="not one of job"):
             DockerSandbox.adopt(first.place, other)
@@ -345,7 +346,7 @@ class TestCutOff:
     @pytest.fixture
     def by_engine(self, proxy, monkeypatch):
         """Let the engine behind the proxy carry the links to its sandboxes."""
-        monkeypatch.setattr(docker_driver, "_WITHOUT_DOORS", {proxy.url})
+        monkeypatch.setattr(opening, "without_doors", {proxy.url})
 
     @pytest.fixture
     def first(self, proxy, spec, by_engine):

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from sandbox import docker
+from sandbox import opening
 from sandbox.docker import DockerSandbox
 from sandbox.door import Door, private_folder
 from sandbox.hardening import DOOR
@@ -97,12 +97,12 @@ def test_no_socket_is_left_on_the_host(start, monkeypatch):
 
 @pytest.mark.parametrize("kind", [Blind, Deaf])
 def test_where_there_is_no_way_through_the_engine_carries_everything(start, monkeypatch, kind):
-    monkeypatch.setattr(docker, "Door", kind)
-    monkeypatch.setattr(docker, "_WITHOUT_DOORS", set())
+    monkeypatch.setattr(opening, "Door", kind)
+    monkeypatch.setattr(opening, "without_doors", set())
     with closing(start()) as sandbox:
         assert not is_direct(sandbox)
         assert exchange(sandbox) == "2"
-    assert bool(docker._WITHOUT_DOORS) is (kind is Blind)
+    assert bool(opening.without_doors) is (kind is Blind)
 
 
 def test_a_folder_that_others_could_enter_is_not_used(monkeypatch):

@@ -49,7 +49,8 @@ FIELDS = {
     "nonce": st.text(max_size=5) | PLAIN,
     # Never so high that the test itself is out of date.
     "generation": st.integers(-5, 5) | st.text(max_size=3) | st.none() | st.floats(0, 5),
-    "text": st.sampled_from(["1+1", "print(1)", "echo 1", "exit 3", "("]) | PLAIN,
+    "text": st.sampled_from(["1+1", "print(1)", "echo 1", "exit 3", "(", "\0", "a\0b", "\ud800"])
+    | PLAIN,
     "timeout_s": st.sampled_from([0.2, 0, -1, 1e300]) | PLAIN,
     "ack": st.lists(st.sampled_from(["a", "b"]), max_size=3) | PLAIN,
     "name": st.sampled_from(["f", "d/f", "..", "/", "a\0b"]) | PLAIN,

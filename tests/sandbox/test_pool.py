@@ -9,16 +9,17 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
 from sandbox import pool as pools
+from sandbox import stock as stocks
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
 from sandbox.errors import SandboxLost
 from sandbox.lending import Borrower, Lender
-from sandbox.pool import Pool, shape_of
+from sandbox.pool import Pool
+from sandbox.stock import LEAST, SPARE_S, Idle, Stock, shape_of
 from sandbox.types import MIB, Interpreter, Limits, Mount, Outcome, SandboxSpec
 
 pytestmark = pytest.mark.engine
@@ -180,7 +181,7 @@ def test_demand_makes_more_of_them_and_memory_bounds_them(spec, spares):
 
 def test_what_nobody_asks_for_any_more_goes(spec, spares, monkeypatch):
     for name in ("DEMAND_S", "IDLE_S", "FORGET_S"):
-        monkeypatch.setattr(pools, name, 3.0)
+        monkeypatch.setattr(stocks, name, 3.0)
     with Pool(libraries=()) as pool:
         pool.expect(spec)
         other = spec.model_copy(update={"linger_s": 1.0})
@@ -189,7 +190,7 @@ def test_what_nobody_asks_for_any_more_goes(spec, spares, monkeypatch):
                 sandbox.close()
         eventually(lambda: pool.count()[0] > 2)
         eventually(lambda: pool.count()[0] == 2)
-        assert not pool._shelves.keys() - {shape_of(spec).model_dump_json()}
+        assert not pool._stocks.keys() - {shape_of(spec).model_dump_json()}
         eventually(lambda: len(spares()) == 2)
 
 
@@ -351,5 +352,56 @@ def test_a_spare_that_dies_on_its_way_is_no_fault(pool, spec, engine, caplog):
     eventually(lambda: pool.count() == (2, 0))
     spare = pool.hand_out(spec)
     engine._client.kill(spare.container)
-    assert pools.moved_in(replace(spare), spec, None, pool.remove) is None
+    assert pools.moved_in(spare, spec, None, pool.remove) is None
     assert "of no use" in caplog.text
+
+
+class Standin:
+    """A sandbox as far as a stock sees it."""
+
+    is_quiet = True
+
+
+def stock(spec, *, ready=0, asked_at=(), is_expected=False, since=0.0):
+    made = Stock(shape_of(spec), is_expected)
+    made.ready.extend(Idle(Standin(), since) for _ in range(ready))
+    made.asked_at.extend(asked_at)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "is_expected", "wanted"),
+    [
+        ((), False, 0),
+        ((), True, LEAST),
+        ((995,), False, 1),
+        ((995,), True, LEAST),
+        ((991, 992, 993, 994, 995), True, 5),
+        ((900,), False, 1),  # once lately: it may be asked for again
+        ((600,), False, 0),
+        ((600,), True, LEAST),
+    ],
+)
+def test_as_many_are_wanted_as_were_asked_for_lately(spec, asked_at, is_expected, wanted):
+    assert stock(spec, asked_at=asked_at, is_expected=is_expected).wanted(1000) == wanted
+
+
+def test_more_than_are_wanted_stay_for_a_minute_and_old_or_broken_ones_go_at_once(spec):
+    busy = stock(spec, ready=5, asked_at=(1000,), is_expected=True, since=1000.0)
+    assert busy.sort_out(1050) == []
+    assert len(busy.sort_out(1061)) == 5 - LEAST
+    busy.ready[0].sandbox.is_quiet = False
+    broken = busy.ready[0]
+    assert busy.sort_out(1062) == [broken]
+    assert len(busy.sort_out(1001 + SPARE_S / 2)) == LEAST - 1
+    assert busy.best(1001 + SPARE_S) is None
+
+
+def test_one_with_its_libraries_is_taken_first_and_none_that_is_broken(spec):
+    some = stock(spec, ready=3)
+    some.ready[1].is_loaded, some.ready[2].is_loaded = True, True
+    some.ready[1].sandbox.is_quiet = False
+    best = some.ready[2]
+    assert some.best(1) is best
+    assert some.best(1).is_loaded is False
+    assert some.best(1) is None

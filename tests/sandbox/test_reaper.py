@@ -348,7 +348,7 @@ def test_real_sandboxes_are_judged_by_their_labels(start, prefix, engine):
         SandboxSpec(job=f"{prefix}-{name}", store=store, owner=owner(), linger_s=30)
         for name, store in itertools.product("ab", ("s", ""))
     ]
-    made = {(spec.job[-1], spec.store): start("cold", spec=spec) for spec in specs}
+    made = {(spec.job[-1], spec.store): start(spec=spec) for spec in specs}
     standings = {f"{prefix}-a": OVER, f"{prefix}-b": FREE}
     reaped = reap(engine(), Known(lambda _: standings))
     lost = made["a", "s"]
