@@ -2,7 +2,8 @@
 
 It looks at containers with the label `caisson.job` only, and judges each by what it belongs to: a
 job of our store, a job of another store (of which nothing can be known), or a process ("ad hoc").
-A spare belongs to the job that lives in it by now, and else to the process that made it.
+A spare belongs to the job that lives in it by now. While none does it is left alone until it has
+ended: a job may be moving in whose record does not say so yet, and whoever made it need not live.
 In doubt a container stays: each ends by itself, without a host or at its maximum life, and then
 costs a name and a little disk.
 
@@ -139,11 +140,15 @@ class _Judge:
             return "it has outlived its maximum life"
         if one.store and one.job:
             return self._ours(one)
-        return self._left_by_its_taker(one) or self._ad_hoc(one)
+        return self._vacant(one) if one.is_spare else self._ad_hoc(one)
 
-    def _left_by_its_taker(self, one: _Found) -> str | None:
-        """A spare that has ended; whoever made it believes that it was taken."""
-        if one.is_spare and not one.is_live and self._has_ended_for(one, UNDER_WAY_S):
+    def _vacant(self, one: _Found) -> str | None:
+        """A spare in which no job lives, as far as is stored; one that nobody owns ends by itself."""
+        if one.is_live:
+            return None  # a job may be moving in, though its maker is dead
+        if is_owner_alive(one.owner) is False:
+            return "its owner is gone"
+        if self._has_ended_for(one, UNDER_WAY_S):  # its maker may believe that it was taken
             return "it has ended, and no job lives in it"
         return None
 

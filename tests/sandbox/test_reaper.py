@@ -374,21 +374,34 @@ class TestSpares:
         return made
 
     @pytest.mark.parametrize("store", ["", "s"])
-    def test_one_whose_maker_lives_is_the_makers(self, spare, sweep, store):
-        spare(store=store)
+    @pytest.mark.parametrize("state", ["running", "paused"])
+    def test_a_live_one_is_kept_whoever_made_it_as_a_job_may_be_moving_in(
+        self, spare, sweep, dead_owner, store, state
+    ):
+        kept = [spare(state, store=store, owner=one) for one in (owner(), dead_owner, "x:7:1")]
         assert sweep(3600) == {}
+        assert all(is_there(container) for container in kept)
 
     @pytest.mark.parametrize("store", ["", "s"])
-    def test_one_whose_maker_has_died_goes(self, spare, sweep, dead_owner, store):
-        container = spare(owner=dead_owner, store=store)
-        assert sweep(5) == {}
-        assert sweep(15) == {container: "its owner is gone"}
+    @pytest.mark.parametrize("state", ["exited", "created"])
+    def test_one_that_has_ended_goes_at_once_if_its_maker_has_died(
+        self, spare, sweep, dead_owner, store, state
+    ):
+        container = spare(state, owner=dead_owner, store=store)
+        assert sweep() == {container: "its owner is gone"}
+
+    def test_a_live_one_that_has_outlived_its_life_goes(self, spare, sweep, dead_owner):
+        gone = [spare(owner=one, max_life_s="100") for one in (owner(), dead_owner)]
+        assert sweep(390) == {}
+        assert sweep(410) == dict.fromkeys(gone, "it has outlived its maximum life")
 
     @pytest.mark.parametrize("state", ["exited", "created"])
-    def test_one_that_has_ended_goes_though_its_maker_lives(self, spare, sweep, state):
-        container = spare(state)
+    def test_one_that_has_ended_goes_though_its_maker_lives_or_is_elsewhere(
+        self, spare, sweep, state
+    ):
+        gone = [spare(state), spare(state, owner="elsewhere-123:7:1")]
         assert sweep(30) == {}
-        assert sweep(90) == {container: "it has ended, and no job lives in it"}
+        assert sweep(90) == dict.fromkeys(gone, "it has ended, and no job lives in it")
 
     @pytest.mark.parametrize("standing", [HELD, FREE], ids=["held", "free"])
     def test_one_in_which_a_job_lives_is_the_jobs(self, spare, sweep, dead_owner, prefix, standing):
