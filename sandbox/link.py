@@ -6,18 +6,22 @@ Limits of this module: it trusts nothing it reads; sizes are the session's to bo
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
+import threading
 import time
+from array import array
 from collections.abc import Iterable
 from typing import Protocol
 
-from sandbox.errors import GuestTimeout, LinkLost
+from sandbox.errors import GuestTimeout, LinkLost, ProtocolError
 
 READ_SIZE = 256 * 1024
 STDERR = 2
 KEPT_STDERR = 4096
+EXTRA = socket.CMSG_SPACE(253 * 4)  # as many descriptors as one message can carry
 
 
 class Link(Protocol):
@@ -76,11 +80,14 @@ class SocketLink:
                 raise LinkLost(f"the link to the sandbox broke: {error}") from error
 
     def receive(self, deadline: float) -> bytes:
-        """Return what has come, at least one byte; raises `GuestTimeout` or `LinkLost`."""
+        """Return what has come, at least one byte; raises `GuestTimeout` or `LinkLost`.
+
+        Raises `ProtocolError` if open files came along.
+        """
         while True:
             self._wait(deadline)
             try:
-                data = self._stream.recv(READ_SIZE)
+                data = self._read()
             except TimeoutError as error:
                 raise GuestTimeout("the guest does not answer") from error
             except OSError as error:
@@ -90,6 +97,20 @@ class SocketLink:
             output = self._unframe(data) if self.is_framed else data
             if output:
                 return output
+
+    def _read(self) -> bytes:
+        """Read once. A unix socket carries descriptors too, and the last to close one may have to wait.
+
+        (An hour, for a TCP socket that lingers.) So none is left to the kernel to drop while we
+        read: they are taken, and closed by a thread that nobody waits for.
+        """
+        if self.is_framed:
+            return self._stream.recv(READ_SIZE)
+        data, extra, _, _ = self._stream.recvmsg(READ_SIZE, EXTRA, socket.MSG_CMSG_CLOEXEC)
+        if extra:
+            threading.Thread(target=_close_all, args=(extra,), name="closing", daemon=True).start()
+            raise ProtocolError("the guest has sent open files")
+        return data
 
     def _wait(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -142,4 +163,23 @@ class SocketLink:
     def close(self) -> None:
         """Hang up and free what it holds, when nobody uses it any more; safe to call twice."""
         self.hang_up()
+        if not self.is_framed:
+            self._drain()
         self.drop()
+
+    def _drain(self) -> None:
+        """Take what has come and nobody has read, so that closing has nothing to drop."""
+        with contextlib.suppress(OSError):  # closed before
+            self._stream.settimeout(0)
+            is_open = True
+            while is_open:
+                with contextlib.suppress(ProtocolError):
+                    is_open = bool(self._read())
+
+
+def _close_all(extra: Iterable[tuple[int, int, bytes]]) -> None:
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            for fd in array("i", data[: len(data) - len(data) % array("i").itemsize]):
+                with contextlib.suppress(OSError):
+                    os.close(fd)

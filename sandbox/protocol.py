@@ -7,6 +7,7 @@ set, and each field has a type and a limit; anything else is a `ProtocolError`.
 from __future__ import annotations
 
 import mimetypes
+import re
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
@@ -22,6 +23,7 @@ MAX_MESSAGE_CHARS = 4_000
 MAX_NAME_CHARS = 200
 MAX_LISTED = 10_000
 MAX_PARTS = 100_000
+TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 Id = Annotated[str, StringConstraints(max_length=200)]
 Text = Annotated[str, StringConstraints(max_length=16_000)]
@@ -153,12 +155,19 @@ _adapter: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator=
 
 def read(line: bytes) -> Frame:
     """Read one line of a guest; raises `ProtocolError`."""
-    if line.count(b",") > MAX_PARTS:  # each wrong part of a frame costs a kilobyte to complain of
+    if _has_too_many_parts(line):
         raise ProtocolError(f"the guest sent a frame of more than {MAX_PARTS} parts")
     try:
         return _adapter.validate_json(line)
     except (ValidationError, ValueError, RecursionError) as error:
         raise ProtocolError(f"the guest sent what is no frame: {_shorten(error)}") from error
+
+
+def _has_too_many_parts(line: bytes) -> bool:
+    """Whether there are too many; each wrong part of a frame costs a kilobyte to complain of."""
+    if line.count(b",") <= MAX_PARTS:
+        return False
+    return TEXT.sub(b"", line).count(b",") > MAX_PARTS  # those of names and outputs are no parts
 
 
 def _shorten(error: Exception) -> str:

@@ -20,6 +20,7 @@ from sandbox import protocol
 from sandbox.errors import (
     FileRefused,
     ImageUnsuitable,
+    LinkLost,
     ProtocolError,
     SandboxUnavailable,
     StaleGeneration,
@@ -42,6 +43,7 @@ from sandbox.protocol import (
 from sandbox.types import ErrorInfo, Execution, FileInfo, Interpreter, Outcome, SandboxSpec
 
 CHUNK = 2 * 1024 * 1024
+SLOWEST = 1024 * 1024  # bytes per second of a file that is waited for
 ANSWER_S = 30.0  # for what takes milliseconds, on a machine that is busy
 PRELOAD_S = 60.0
 ENDING_S = 15.0  # on top of a call's limit: the guest's grace, its clean-up, a busy machine
@@ -62,7 +64,9 @@ class Session:
         self.spec = spec
         self.link = link
         self._reader = Reader(MAX_FRAME)
+        self._pending: Data | None = None  # its payload is still to be read
         self._payload = b""  # of the last frame that had one
+        self._is_torn = False  # only part of a request was sent
         self._to_acknowledge: list[str] = []
         self._sending = threading.Lock()
         self._received_bytes = self._received_frames = 0
@@ -153,17 +157,21 @@ class Session:
 
     def write_file(self, name: str, source: BinaryIO) -> int:
         """Write `source` to `name`, a part at a time; returns the size in bytes."""
-        under_way: deque[str] = deque()
-        data, first = source.read(CHUNK), True
+        under_way: deque[tuple[str, int]] = deque()
+        data, first, size = source.read(CHUNK), True, 0
         while True:
             following = source.read(CHUNK) if data else b""
-            under_way.append(self._send_part(name, data, first=first, last=not following))
+            size += len(data)
+            asked = self._send_part(name, data, first=first, last=not following)
+            under_way.append((asked, size))
             if not following:
                 break
             data, first = following, False
             if len(under_way) > 1:  # the guest writes one while the next is on its way
-                self._await(under_way.popleft(), ANSWER_S, Written)
-        return [self._await(asked, ANSWER_S, Written).size for asked in under_way][-1]
+                self._await_written(*under_way.popleft())
+        for asked, so_far in under_way:
+            self._await_written(asked, so_far)
+        return size
 
     def _send_part(self, name: str, data: bytes, *, first: bool, last: bool) -> str:
         asked = uuid.uuid4().hex
@@ -171,13 +179,19 @@ class Session:
         self._request("write", **fields, data=data)
         return asked
 
+    def _await_written(self, asked: str, size: int) -> None:
+        said = self._await(asked, ANSWER_S, Written).size
+        if said != size:
+            raise FileRefused(f"the file has {said} bytes after {size} were written to it")
+
     def read_file(self, name: str, target: BinaryIO, *, max_bytes: int | None = None) -> int:
         """Copy a regular file into `target`; returns its size in bytes."""
         limit = self.spec.limits.read_bytes if max_bytes is None else max_bytes
-        asked, offset = self._ask_part(name, 0), 0
+        asked, offset, started = self._ask_part(name, 0), 0, time.monotonic()
         seen: tuple[int, int] | None = None
         while True:
-            part = self._await(asked, ANSWER_S, Data)
+            left_s = started + ANSWER_S + offset / SLOWEST - time.monotonic()
+            part = self._await(asked, left_s, Data)
             data, now = self._payload, (part.size, part.mtime_ns)
             if part.size > limit:
                 raise FileRefused(f"{name}: {part.size} bytes, the limit is {limit}")
@@ -220,7 +234,11 @@ class Session:
 
     def _send(self, data: bytes, deadline: float) -> None:
         with self._sending:
+            if self._is_torn:
+                raise LinkLost("an earlier request was cut off in the middle")
+            self._is_torn = True  # should an exception come from wherever
             self.link.send(data, deadline)
+            self._is_torn = False
 
     def _await(self, asked: str, timeout_s: float, kind: type[T]) -> T:
         """Wait for the answer to `asked`; late answers to earlier requests are passed over."""
@@ -236,6 +254,8 @@ class Session:
 
     def _next(self, deadline: float) -> Frame:
         """The next frame; the payload of one that has any is in `_payload` then."""
+        if self._pending is not None:
+            return self._with_payload(self._pending, deadline)
         while True:
             line = self._next_line(deadline)
             self._received_frames += 1
@@ -244,11 +264,17 @@ class Session:
             if line.strip():
                 break
         said = protocol.read(line)
-        if isinstance(said, Data):
-            while (payload := self._reader.payload(said.payload)) is None:
-                self._receive(deadline)
-            self._payload = payload
-        return said
+        if not isinstance(said, Data):
+            return said
+        self._pending = said
+        return self._with_payload(said, deadline)
+
+    def _with_payload(self, data: Data, deadline: float) -> Data:
+        """Read what follows a frame; one that is interrupted goes on with the next frame's turn."""
+        while (payload := self._reader.payload(data.payload)) is None:
+            self._receive(deadline)
+        self._payload, self._pending = payload, None
+        return data
 
     def _next_line(self, deadline: float) -> bytes:
         try:

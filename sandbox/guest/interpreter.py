@@ -25,9 +25,10 @@ def prepare() -> None:
     """Load what each kernel needs once, here: ours, and the site packages."""
     import site  # noqa: PLC0415 - none of these is needed to say hello
 
-    from . import kernel, syscalls  # noqa: F401, PLC0415
+    from . import kernel, shell, syscalls  # noqa: F401, PLC0415
 
     site.main()
+    shell.program()
     if os.getpid() == 1:
         _furnish_home()
         syscalls.protect(1)  # all that is started from here on inherits it

@@ -169,6 +169,7 @@ def serve(request_fd: int, answer_fd: int, workspace: str, value_limit: int) -> 
     _open_streams()
     sys.path.insert(0, workspace)
     sys.argv = [""]
+    _reseed()
     interpreter = Interpreter(workspace, value_limit)
     interpreter.execute("pass", 0)  # else the first call pays for what every first time costs
     reader = wire.Reader()
@@ -182,6 +183,13 @@ def serve(request_fd: int, answer_fd: int, workspace: str, value_limit: int) -> 
             answer = memoryview(_answer(interpreter, request["code"], request["number"]))
             while answer:
                 answer = answer[os.write(answer_fd, answer) :]
+
+
+def _reseed() -> None:
+    """Give each interpreter random numbers of its own, where numpy was loaded before the fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
 def _answer(interpreter: Interpreter, code: str, number: int) -> bytes:

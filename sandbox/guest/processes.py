@@ -40,20 +40,17 @@ def set_name(name: str) -> None:
     _libc.prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 
 
-def volunteer_for_oom(score: int = 1000) -> None:
-    """Become the first that the kernel takes when memory runs out; with 0, as likely as others."""
+def volunteer_for_oom() -> None:
+    """Become the first that the kernel takes when memory runs out.
+
+    Only a process that is dumpable owns its own files in /proc.
+    """
     with contextlib.suppress(OSError):  # not writable under some runtimes
         file = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(file, b"%d" % score)
+            os.write(file, b"1000")
         finally:
             os.close(file)
-
-
-def put_behind(leader: int, nice: int) -> None:
-    """Let a group that was just started have its turn after this process."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.setpriority(os.PRIO_PGRP, leader, nice)
 
 
 def give_back_memory() -> None:
@@ -77,9 +74,17 @@ def inspect(pid: int) -> Process | None:
             fields = stat.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    if fields[0] in (b"Z", b"X"):
+    if fields[0] in (b"Z", b"X") and not _has_other_threads(pid):
         return None
     return Process(pid, int(fields[19]), int(fields[1]))
+
+
+def _has_other_threads(pid: int) -> bool:
+    """Whether a process goes on though its first thread has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
 
 
 def count_threads() -> int:

@@ -22,6 +22,9 @@ DEFAULT_AGAIN = (
 def spawn(run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...] = ()) -> int:
     """Fork a child for untrusted code and return its pid.
 
+    A real fork, though it takes a millisecond more than vfork: the parent of a vfork waits until
+    the child has become another program, and user code may stop the child before that.
+
     The child has its own session, /dev/null as input, `output_fd` as output and error, none of
     our descriptors but `keep`, and is the first that the kernel takes when memory runs out.
     """

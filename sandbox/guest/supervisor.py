@@ -22,10 +22,12 @@ from .links import Links, watch_writing
 from .memory import Counters
 from .outputs import Outputs
 from .results import Results
+from .spawn import spawn
 from .wire import Channel, Frame, Malformed
 
 SAMPLE_S = 0.05
 IDLE_S = 1.0
+KILL_AGAIN_S = 2.0
 LONELY_S = 5.0  # without a host, before there is a job that somebody might go on with
 PAIR = 2  # tasks: one thread each of this process and of the kernel
 MAX_ID = 200
@@ -271,7 +273,7 @@ class Supervisor:
         spared = self._others()
         capture = self._outputs.open(self._number)
         try:
-            pid = shell.start(text, capture.write_fd)
+            pid = spawn(lambda: shell.run(text), capture.write_fd, self._workspace)
         except OSError:
             self._outputs.close(capture)
             raise
@@ -294,9 +296,12 @@ class Supervisor:
             call.interrupt("timeout", f"time limit of {call.timeout_s:g} s")
         elif call.stage is Stage.INTERRUPTED:
             self._kill(call)
+        else:  # it should be gone; whatever keeps it is not to be told apart from others
+            call.deadline = time.monotonic() + KILL_AGAIN_S
+            processes.kill_everything()
 
     def _kill(self, call: Call) -> None:
-        call.stage, call.deadline = Stage.KILLED, float("inf")
+        call.stage, call.deadline = Stage.KILLED, time.monotonic() + KILL_AGAIN_S
         if call.kind == "python" or not processes.kill_others(call.spared):
             processes.kill_everything()
 

@@ -64,10 +64,9 @@ def _rules(machine: Machine, supervisor: int) -> list[Rule]:
     by_pid = machine[1:6]
     return [
         *(Rule(call, 0, (supervisor,)) for call in by_pid),
-        # The first argument says whether the second is a process, a group or a user. Nobody can
-        # join the supervisor's group, which is that of its pid.
+        # The first argument says whether the second is a process, a group or a user.
         Rule(machine.setpriority, 1, (supervisor,)),
-        Rule(machine.setpriority, 0, (0, 1), allows=True),
+        Rule(machine.setpriority, 0, (0,), allows=True),
         Rule(machine.ioprio_set, 1, (supervisor,)),
         Rule(machine.ioprio_set, 0, (1,), allows=True),
         Rule(machine.socket, 0, SOCKETS, allows=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import os
 import re
@@ -291,8 +292,69 @@ def _bases(name):
 FORGED = '{"kind":"result","id":"forged","outcome":"ok"}'
 
 
+# Stops whatever process comes next, as soon as it is there.
+STOPPER = """
+import os, signal, time
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline:
+    newest = max(int(name) for name in os.listdir("/proc") if name.isdigit())
+    for pid in range(newest + 1, newest + 4):
+        try: os.kill(pid, signal.SIGSTOP)
+        except OSError: pass
+"""
+# Writes on in a second thread when its first one has ended, and ignores all that can be ignored.
+HEADLESS = """
+import ctypes, platform, signal, threading, time
+for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)
+def work():
+    while True:
+        open("/workspace/beat", "w").close()
+        time.sleep(0.05)
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+
+
 class TestSelfHarm:
     """What user code breaks of its own is its own, and can be mended by the next call."""
+
+    def test_a_shell_and_its_children_have_their_turn_after_the_supervisor_and_die_before_it(
+        self, container
+    ):
+        asked = "cat /proc/self/oom_score_adj; nice"
+        done = container.shell(f"{asked}; setsid -w sh -c '{asked}'")
+        assert done.output.split() == ["1000", "10"] * 2
+        code = "import os; open('/proc/self/oom_score_adj').read().strip(), os.nice(0)"
+        assert container.python(code).value == "('1000', 10)"
+
+    def test_a_shell_that_is_stopped_before_it_has_begun_holds_nobody_up(self, container):
+        container.write_file("stop.py", io.BytesIO(STOPPER.encode()))
+        container.shell("setsid python3 stop.py >/dev/null 2>&1 & sleep 0.3")
+        for _ in range(4):
+            done = container.shell("true", timeout_s=1)
+            assert done.outcome in {Outcome.OK, Outcome.TIMEOUT, Outcome.KILLED}
+        assert container.shell("pkill -9 python3; true", timeout_s=1).duration_s < 5
+
+    @pytest.mark.parametrize("how", ["exec python3 h.py", "setsid python3 h.py & sleep 30"])
+    def test_a_process_whose_first_thread_has_ended_is_ended_all_the_same(self, container, how):
+        container.write_file("h.py", io.BytesIO(HEADLESS.encode()))
+        done = container.shell(how, timeout_s=1.5)
+        assert done.outcome is Outcome.TIMEOUT
+        assert done.duration_s < 6
+        age = "import os, time; time.sleep(0.5); time.time() - os.stat('beat').st_mtime > 0.4"
+        assert container.python(age).value == "True"
+
+    def test_one_whose_first_thread_has_ended_is_counted(self, container):
+        container.write_file("h.py", io.BytesIO(HEADLESS.encode()))
+        done = container.shell("setsid python3 h.py >/dev/null 2>&1 & sleep 1")
+        assert done.background_processes == 1
+
+    def test_each_interpreter_has_random_numbers_of_its_own(self, container):
+        draw = "import numpy as np, random; np.random.rand(), random.random()"
+        first = container.python(draw).value
+        container.python("import os; os._exit(1)")
+        assert container.python(draw).value != first
 
     def test_its_own_limits_and_priority_are_its_own(self, container):
         done = container.python(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox import bundle, protocol
-from sandbox.errors import ProtocolError, SandboxError, SandboxUnavailable
+from sandbox.errors import LinkLost, ProtocolError, SandboxError, SandboxUnavailable
 from sandbox.guest.wire import VERSION, Reader
 from sandbox.link import SocketLink
 from sandbox.session import Session
@@ -340,3 +342,83 @@ def test_dockers_frames_are_taken_apart_however_they_are_cut(pieces, cuts):
         while len(got) < len(expected):
             got += link.receive(time.monotonic() + 5)
     assert got == expected
+
+
+def test_open_files_from_a_guest_hold_nobody_up():
+    """A TCP socket that lingers makes whoever closes it last wait, for an hour if it is told so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lingering = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    lingering.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 4))
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lingering.settimeout(0)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            lingering.send(b"x" * 65536)
+    ours, theirs = socket.socketpair()
+    session = Session(SocketLink(ours, is_framed=False), SandboxSpec())
+    for _ in range(2):  # one that is read, and one that is not
+        socket.send_fds(theirs, [b"\n"], [lingering.fileno()])
+    lingering.close()
+    began = time.monotonic()
+    with pytest.raises(ProtocolError, match="open files"):
+        session.execute("python", "1", 5.0, None)
+    session.close()
+    assert time.monotonic() - began < 2
+    theirs.close()
+    peer.close()
+
+
+def test_a_file_whose_reading_was_interrupted_is_not_taken_for_what_the_guest_says():
+    forged = lines_of([{"kind": "stale", "id": "", "seen": 99}]) * 10
+    header = {"kind": "data", "payload": len(forged), "size": len(forged), "mtime_ns": 0}
+    ours, theirs = socket.socketpair()
+    session = Session(SocketLink(ours, is_framed=False), SandboxSpec())
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupted(deadline, receive=session.link.receive):
+        data = receive(deadline)
+        session._reader.feed(data[:-5])
+        rest.append(data[-5:])
+        raise Interrupted
+
+    rest = []
+    theirs.sendall(json.dumps({**header, "id": "other"}).encode() + b"\n" + forged)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session.link, "receive", interrupted)
+        with pytest.raises(Interrupted):
+            session.read_file("f", io.BytesIO())
+    theirs.close()
+    with closing(session), contextlib.suppress(SandboxUnavailable):
+        session._reader.feed(rest[0])
+        assert session._next(time.monotonic() + 5).id == "other"
+        assert session._reader.line() is None
+
+
+def test_after_a_request_that_was_cut_off_nothing_more_is_said():
+    ours, theirs = socket.socketpair()
+    session = Session(SocketLink(ours, is_framed=False), SandboxSpec())
+    send = session.link.send
+
+    def interrupted(data, deadline):
+        send(data[: len(data) // 2], deadline)
+        raise KeyboardInterrupt
+
+    with closing(theirs), closing(session), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session.link, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.write_file("f", io.BytesIO(b"x" * 1000))
+        patch.undo()
+        for ask in (session.files, session.cancel, session.hello):
+            with pytest.raises(LinkLost, match="cut off"):
+                ask()
+
+
+def test_commas_in_names_and_texts_are_no_parts():
+    files = [["," * 250 + str(number), 1] for number in range(600)]
+    said = protocol.read(json.dumps({"kind": "files", "id": "a", "files": files}).encode())
+    assert len(said.files) == 600
+    with pytest.raises(ProtocolError, match="parts"):
+        protocol.read(b'{"kind":"files","id":"\\",","files":[' + b"0," * 700_000 + b"0]}")
