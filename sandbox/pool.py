@@ -164,7 +164,7 @@ class Pool:
             self._wake.clear()
             pause_s = FAULT_S
             try:
-                pause_s = 0.0 if self._tend() else LOOK_S
+                pause_s = self._tend()
                 self._say("")
             except SandboxError as error:  # no engine, no image: later perhaps
                 self._say(str(error))
@@ -186,17 +186,21 @@ class Pool:
             _log.warning("no spare sandboxes can be made: %s", fault)
         self._fault = fault
 
-    def _tend(self) -> bool:
-        """Do the most urgent thing; False when there is nothing to be done."""
+    def _tend(self) -> float:
+        """Do the most urgent thing; returns how long to pause, which is longest after a loss."""
         now = time.monotonic()
-        for bad in self._sort_out(now):
-            self._throw_away(bad)
+        bad = self._sort_out(now)
+        are_lost = [not idle.sandbox.is_quiet for idle in bad]
+        for idle in bad:
+            self._throw_away(idle)
+        if any(are_lost):  # what has ended these may end the next as well
+            return FAULT_S
         with self._lock:
             lacking = next((s for s in self._stocks.values() if self._lacks(s, now)), None)
         if lacking is not None:
             self._start_one(lacking)
-            return True
-        return now - self._taken_at > QUIET_S and self._load_one()
+            return 0.0
+        return self._load_one() if now - self._taken_at > QUIET_S else LOOK_S
 
     def _lacks(self, stock: Stock[DockerSandbox], now: float) -> bool:
         total = sum(len(each.ready) for each in self._stocks.values())
@@ -228,24 +232,30 @@ class Pool:
         with self._lock:
             stock.ready.append(Idle(sandbox, time.monotonic()))
 
-    def _load_one(self) -> bool:
-        """Load the libraries into a spare, which nobody can take meanwhile."""
+    def _load_one(self) -> float:
+        """Load the libraries into a spare, which nobody can take meanwhile; returns the pause."""
         with self._lock:
             found = next(self._unloaded(), None)
             if found is None:
-                return False
+                return LOOK_S
             stock, idle = found
             stock.ready.remove(idle)
         try:
             idle.sandbox.preload(self._libraries)
         except SandboxUnavailable as error:
-            _log.info("a spare was lost while libraries were loaded: %s", error)
             self._throw_away(idle)
-            return True
-        idle.is_loaded = True
+            self._note_loss(stock, error)
+            return FAULT_S
+        idle.is_loaded, stock.losses = True, 0
         with self._lock:
             stock.ready.append(idle)
-        return True
+        return 0.0
+
+    def _note_loss(self, stock: Stock[DockerSandbox], error: SandboxUnavailable) -> None:
+        _log.info("a spare was lost while libraries were loaded: %s", error)
+        stock.losses += 1
+        if not stock.can_load():
+            _log.warning("libraries are no longer loaded into such spares: %s", error)
 
     def _unloaded(self) -> Iterator[tuple[Stock[DockerSandbox], Idle[DockerSandbox]]]:
         for stock in self._stocks.values():

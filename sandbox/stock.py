@@ -18,6 +18,7 @@ SPARE_S = 1800.0  # it ends by itself after this, and is replaced after half of 
 DEMAND_S = 10.0
 IDLE_S = 60.0  # a shape that nobody has asked for so long needs no more than its least
 FORGET_S = 300.0
+MOST_LOSSES = 2  # in a row, of spares into which libraries were loaded
 LEAST_MEMORY = 256 * MIB  # smaller sandboxes have no room for libraries that nobody asked for
 
 
@@ -65,6 +66,7 @@ class Stock(Generic[T]):
     is_expected: bool = False
     ready: deque[Idle[T]] = field(default_factory=deque)
     asked_at: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    losses: int = 0  # in a row, while libraries were loaded
 
     def wanted(self, now: float) -> int:
         least = LEAST if self.is_expected else 0
@@ -91,4 +93,5 @@ class Stock(Generic[T]):
         return now - self.asked_at[-1] if self.asked_at else float("inf")
 
     def can_load(self) -> bool:
-        return self.shape.limits.memory_bytes >= LEAST_MEMORY
+        """Whether libraries can be loaded here, as far as is known."""
+        return self.shape.limits.memory_bytes >= LEAST_MEMORY and self.losses < MOST_LOSSES

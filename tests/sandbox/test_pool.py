@@ -13,6 +13,7 @@ from contextlib import closing
 import pytest
 
 from sandbox import pool as pools
+from sandbox import session as sessions
 from sandbox import stock as stocks
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
@@ -217,6 +218,37 @@ def test_a_library_that_is_not_there_is_no_harm(spec, spares):
         eventually(lambda: pool.count() == (2, 2))
         with closing(taken(pool, spec)) as sandbox:
             assert sandbox.python("1").value == "1"
+
+
+def test_spares_stay_bare_where_loading_libraries_loses_them(spec, spares, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(sessions, "PRELOAD_S", 0.01)  # as on a machine that is far too slow
+    monkeypatch.setattr(pools, "FAULT_S", 2.0)
+    with Pool() as pool:
+        pool.expect(spec)
+        eventually(lambda: "no longer loaded" in caplog.text)
+        eventually(lambda: pool.count() == (2, 0))
+        before = {one["Id"] for one in spares(State="running")}
+        time.sleep(3)
+        assert {one["Id"] for one in spares(State="running")} == before
+        with closing(taken(pool, spec)) as sandbox:
+            assert sandbox.python("1").value == "1"
+    losses = [one.created for one in caplog.records if "was lost" in one.getMessage()]
+    assert len(losses) == stocks.MOST_LOSSES
+    assert losses[1] - losses[0] >= pools.FAULT_S
+    assert caplog.text.count("no longer loaded") == 1
+
+
+def test_a_spare_that_was_lost_is_not_replaced_without_a_pause(pool, spec, engine, monkeypatch):
+    monkeypatch.setattr(pools, "FAULT_S", 3.0)
+    pool.expect(spec)
+    eventually(lambda: pool.count() == (2, 0))
+    for idle in [idle for one in pool._stocks.values() for idle in one.ready]:
+        engine._client.kill(idle.sandbox.container)
+    eventually(lambda: pool.count() == (0, 0))
+    began = time.monotonic()
+    eventually(lambda: pool.count() == (2, 0))
+    assert time.monotonic() - began > pools.FAULT_S - 1
 
 
 def test_an_engine_that_is_away_is_told_once_and_waited_for(tmp_path, caplog, monkeypatch, spec):
