@@ -143,7 +143,7 @@ class _Judge:
         return self._vacant(one) if one.is_spare else self._ad_hoc(one)
 
     def _vacant(self, one: _Found) -> str | None:
-        """A spare in which no job lives, as far as is stored; without an owner it ends by itself."""
+        """A spare in which no job lives, as far as is stored; unowned, it ends by itself."""
         if one.is_live:
             return None  # a job may be moving in, though its maker is dead
         if is_owner_alive(one.owner) is False:
