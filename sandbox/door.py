@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import select
 import socket
@@ -22,7 +23,12 @@ import time
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from sandbox.link import SocketLink
+
+OLD_S = 3600.0  # a door is open for a minute at most
+_POOL = re.compile(r"pool-(\d{1,9})")
 
 
 class Door:
@@ -35,7 +41,10 @@ class Door:
     @classmethod
     def open(cls) -> Self | None:
         """Listen at a new path; None where this host has no room for it."""
-        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener = socket.socket(socket.AF_UNIX)
+        except OSError:
+            return None
         try:
             path = private_folder() / f"{secrets.token_hex(8)}.sock"
             listener.bind(str(path))
@@ -72,6 +81,39 @@ def wait_for_either(door: Door, link: SocketLink, deadline: float) -> None:
     for way in (door, link):
         waiting.register(way, select.POLLIN)
     waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
+def pool_socket(pid: int) -> Path:
+    """Where a process lends its spares (`sandbox.lending`); raises OSError."""
+    return private_folder() / f"pool-{pid}"
+
+
+def sweep() -> None:
+    """Remove the sockets that processes which were killed have left behind; raises OSError."""
+    for path in private_folder().iterdir():
+        with contextlib.suppress(OSError):  # another was quicker, or it stays: it costs a name
+            if _is_left(path):
+                path.unlink()
+
+
+def _is_left(path: Path) -> bool:
+    if path.suffix == ".sock":
+        return time.time() - path.lstat().st_mtime > OLD_S
+    pool = _POOL.fullmatch(path.name)
+    return pool is not None and not psutil.pid_exists(int(pool[1])) and not _is_served(path)
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens there: a process of another pid namespace may."""
+    with socket.socket(socket.AF_UNIX) as knocking:
+        knocking.settimeout(0)
+        try:
+            knocking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:  # more wait there than it can take
+            return True
+    return True
 
 
 def private_folder() -> Path:

@@ -11,11 +11,10 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 
-from sandbox.door import private_folder
+from sandbox.door import pool_socket, sweep
 from sandbox.lending import Borrower, Lender
 from sandbox.pool import SPARE_BYTES, Pool
 from sandbox.types import SandboxSpec
@@ -40,7 +39,8 @@ def kept(
         return
     pool = Pool(memory_bytes=memory_bytes)
     try:
-        lender = Lender(pool, _path(os.getpid()))
+        sweep()
+        lender = Lender(pool, pool_socket(os.getpid()))
     except OSError as error:
         _log.warning("no spare sandboxes are kept: %s", error)
         yield
@@ -63,7 +63,7 @@ def belong_to(keeper: int) -> None:
 def borrower() -> Borrower | None:
     """Where this process takes spares; None if it is no worker's."""
     try:
-        return Borrower(_path(_keepers[0])) if _keepers else None
+        return Borrower(pool_socket(_keepers[0])) if _keepers else None
     except OSError:  # no folder, so no keeper has one either
         return None
 
@@ -72,7 +72,3 @@ def _memory(settings: Settings, slots: int) -> int:
     if settings.pool_memory is not None:
         return settings.pool_memory
     return min((slots + 1) * SPARE_BYTES, psutil.virtual_memory().total // _MOST_SHARE)
-
-
-def _path(keeper: int) -> Path:
-    return private_folder() / f"pool-{keeper}"

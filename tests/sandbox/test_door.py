@@ -1,19 +1,27 @@
-"""The short way into a sandbox: shut before user code begins, and never missed where it is not."""
+"""The short way into a sandbox: shut before user code, not missed where it is not, swept up."""
 
 from __future__ import annotations
 
 import io
+import os
+import resource
+import socket
+import subprocess
 import tempfile
+import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from sandbox import opening
 from sandbox.docker import DockerSandbox
-from sandbox.door import Door, private_folder
+from sandbox.door import OLD_S, Door, pool_socket, private_folder, sweep
 from sandbox.hardening import DOOR
 from sandbox.link import SocketLink
 from sandbox.types import Outcome, SandboxSpec
+from worker.settings import Settings
+from worker.spares import kept
 
 pytestmark = pytest.mark.engine
 
@@ -112,3 +120,53 @@ def test_a_folder_that_others_could_enter_is_not_used(monkeypatch):
         first.close()
         first.path.parent.chmod(0o755)
         assert Door.open() is None
+
+
+def test_where_no_descriptor_is_to_be_had_there_is_no_door():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as lowest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), hard))
+        try:
+            assert Door.open() is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def left_behind(path, age_s=0.0):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    return path.name
+
+
+def test_sockets_that_killed_processes_left_are_swept_and_no_others(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="t-") as folder, socket.socket(socket.AF_UNIX) as live:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        gone, elsewhere = dead_pid(), dead_pid()
+        left_behind(pool_socket(gone))
+        left_behind(private_folder() / "old.sock", OLD_S + 60)
+        live.bind(str(pool_socket(elsewhere)))  # as of a process whose pid is not seen from here
+        live.listen(1)
+        others = {
+            left_behind(pool_socket(os.getpid()), 2 * OLD_S),
+            left_behind(private_folder() / "new.sock", OLD_S - 60),
+            left_behind(private_folder() / "pool-x", 2 * OLD_S),
+            pool_socket(elsewhere).name,
+        }
+        sweep()
+        assert {path.name for path in private_folder().iterdir()} == others
+
+
+def dead_pid():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_worker_sweeps_before_it_lends(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        left_behind(pool_socket(dead_pid()))
+        with kept(Settings(driver="docker"), SandboxSpec(), 1, lambda: False):
+            assert list(private_folder().glob("pool-*")) == [pool_socket(os.getpid())]
