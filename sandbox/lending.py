@@ -28,7 +28,7 @@ from sandbox.types import SandboxSpec
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 1024 * 1024
-_PATIENCE_S = 1.0
+_PATIENCE_S = 1.0  # of the lender for one borrower in all, of a borrower for each step
 _PAUSE_S = 0.01
 
 
@@ -84,24 +84,25 @@ class Lender:
             try:
                 borrower, _ = self._listener.accept()
                 with borrower:
-                    borrower.settimeout(_PATIENCE_S)
-                    self._answer(borrower)
+                    self._answer(borrower, time.monotonic() + _PATIENCE_S)
             except (OSError, ValidationError) as error:
                 # It has gone, is none of ours, or there is no descriptor to be had just now.
                 if not self._is_closing:
                     _log.info("nothing lent: %s", error)
                     time.sleep(_PAUSE_S)
 
-    def _answer(self, borrower: socket.socket) -> None:
-        request = _Request.model_validate_json(_line(borrower))
+    def _answer(self, borrower: socket.socket, deadline: float) -> None:
+        request = _Request.model_validate_json(_line(borrower, deadline))
         if request.remove:
             self._pool.remove(request.remove)
         spare = self._pool.hand_out(request.spec) if request.spec else None
         if spare is None:
+            _wait_until(deadline, borrower)
             borrower.sendall(_written(_Response()))
             return
         response = _Response(container=spare.container, is_framed=spare.link.is_framed)
         try:
+            _wait_until(deadline, borrower)
             socket.send_fds(borrower, [_written(response)], [spare.link.fileno()])
         except OSError:
             self._pool.remove(spare.container)
@@ -158,15 +159,24 @@ class Borrower:
             raise
 
 
-def _line(stream: socket.socket) -> bytes:
-    """Read one line; raises OSError."""
+def _line(stream: socket.socket, deadline: float) -> bytes:
+    """Read one line, however it comes; raises OSError."""
     said = b""
     while not said.endswith(b"\n"):
+        _wait_until(deadline, stream)
         piece = stream.recv(65536)
         if not piece or len(said) > _MOST_BYTES:
             raise ConnectionError("it has not said what it wants")
         said += piece
     return said
+
+
+def _wait_until(deadline: float, stream: socket.socket) -> None:
+    """Have the next step end by then; raises TimeoutError when it is past."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("it takes too long to say what it wants")
+    stream.settimeout(left_s)
 
 
 def _written(record: BaseModel) -> bytes:
