@@ -19,7 +19,7 @@ from sandbox.errors import GuestTimeout, LinkLost, SandboxUnavailable, SpecInval
 from sandbox.hardening import DOOR, SANDBOX_UIDS, WORKSPACE, with_door
 from sandbox.link import SocketLink
 from sandbox.session import Session
-from sandbox.types import SandboxSpec
+from sandbox.types import MIB, SandboxSpec
 
 START_S = 60.0
 WARNING_S = 0.05
@@ -51,7 +51,7 @@ def open_container(engine: Engine, spec: SandboxSpec, harden: Harden) -> tuple[s
         with closing(door) if door else contextlib.nullcontext():
             session = _greet(engine, container, spec, door)
         undo.callback(session.close)
-        session.preload(spec.preload)
+        _preload(session, spec)
         undo.pop_all()
     return container, session
 
@@ -119,6 +119,17 @@ def _hear(
         if time.monotonic() > deadline:
             break
     session.hear_hello(nonce, deadline)
+
+
+def _preload(session: Session, spec: SandboxSpec) -> None:
+    """Load what the spec asks for; the guest may end over it, as its limits hold for that too."""
+    try:
+        session.preload(spec.preload)
+    except LinkLost as error:
+        raise SandboxUnavailable(
+            "the sandbox ended while libraries were loaded, probably for want of memory: its limit"
+            f" is {spec.limits.memory_bytes // MIB} MiB"
+        ) from error
 
 
 def _last_words(link: SocketLink) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -17,7 +18,7 @@ from sandbox import session as sessions
 from sandbox import stock as stocks
 from sandbox.docker import DockerSandbox
 from sandbox.engine import Engine
-from sandbox.errors import SandboxLost
+from sandbox.errors import SandboxLost, SandboxUnavailable
 from sandbox.lending import Borrower, Lender
 from sandbox.pool import Pool
 from sandbox.stock import LEAST, SPARE_S, Idle, Stock, shape_of
@@ -251,6 +252,14 @@ def test_a_spare_that_was_lost_is_not_replaced_without_a_pause(pool, spec, engin
     assert time.monotonic() - began > pools.FAULT_S - 1
 
 
+def test_a_sandbox_that_ends_over_its_libraries_says_what_it_probably_lacks(spec, spares):
+    limits = Limits(memory_bytes=64 * MIB)
+    asked = {"limits": limits, "preload": ("pandas", "matplotlib.pyplot")}
+    with pytest.raises(SandboxUnavailable, match=r"while libraries were loaded.* 64 MiB") as raised:
+        DockerSandbox.start(spec.model_copy(update=asked))
+    assert raised.type is SandboxUnavailable
+
+
 def test_an_engine_that_is_away_is_told_once_and_waited_for(tmp_path, caplog, monkeypatch, spec):
     monkeypatch.setattr(pools, "FAULT_S", 0.1)
     with Pool(f"unix://{tmp_path}/none.sock") as pool:
@@ -376,6 +385,27 @@ def test_a_lender_survives_whatever_it_is_asked(pool, spec, tmp_path, said):
         with closing(eventually(lambda: borrower.take(spec))) as sandbox:
             assert sandbox.python("1").value == "1"
     assert not lender.path.exists()
+
+
+def test_a_peer_that_drips_its_request_holds_a_lender_up_for_a_second_only(pool, tmp_path):
+    with (
+        Lender(pool, tmp_path / "pool") as lender,
+        socket.socket(socket.AF_UNIX) as dripping,
+        socket.socket(socket.AF_UNIX) as waiting,
+    ):
+        dripping.connect(str(lender.path))
+        began = time.monotonic()
+        waiting.connect(str(lender.path))
+        waiting.sendall(b"{}\n")
+        waiting.settimeout(0.3)
+        while True:
+            with contextlib.suppress(OSError):  # it was hung up on
+                dripping.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                assert waiting.recv(1000)
+                break
+            assert time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.9
 
 
 def test_a_spare_that_dies_on_its_way_is_no_fault(pool, spec, engine, caplog):
