@@ -59,8 +59,7 @@ def lacking(order: Order, held: Reserved, worker: Offer) -> str:
     if free is not None and need > free:
         return f"{said_bytes(need)} of memory; {worker.host} has {said_bytes(free)} left"
     if worker.cpus is not None and held.cpus + order.cpus > worker.cpus + _ROUNDED:
-        taken = f"{held.cpus:g} of {worker.cpus:g} are taken"
-        return f"{order.cpus:g} CPUs on {worker.host}, where {taken}"
+        return _said_cpus(order.cpus, held.cpus, worker.cpus, worker.host)
     return ""
 
 
@@ -83,6 +82,12 @@ def _said_memory(need: int, held: int, share: int, host: str) -> str:
         return f"{said_bytes(need)} of memory; all that {host} may give is {said_bytes(share)}"
     taken = f"{said_bytes(held)} of {said_bytes(share)} are taken"
     return f"{said_bytes(need)} of memory on {host}, where {taken}"
+
+
+def _said_cpus(need: float, held: float, share: float, host: str) -> str:
+    if need > share + _ROUNDED:
+        return f"{need:g} CPUs; all that {host} may give is {share:g}"
+    return f"{need:g} CPUs on {host}, where {held:g} of {share:g} are taken"
 
 
 def share_of_memory() -> int:
