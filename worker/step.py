@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from worker.errors import InputInvalid
 from worker.messages import Record, Wire
-from worker.settings import JOB_SETTINGS, nearest
+from worker.settings import JOB_SETTINGS, Settings, nearest
 
 _TASK = "worker.tasks.run"
 _MOST_SHOWN = 80  # characters of a value
@@ -37,9 +37,11 @@ def read_step(texts: Sequence[Any], fields: Mapping[str, Any]) -> Step:
     """The arguments of `run`. Raises `InputInvalid`, in one line."""
     given = _named(texts, fields)
     try:
-        return Step.model_validate(given)
+        step = Step.model_validate(given)
     except ValidationError as error:
         raise InputInvalid(_complaint(error.errors(include_url=False)[0])) from None
+    _check_names(step.options)
+    return step
 
 
 def check_step(texts: Sequence[Any], fields: Mapping[str, Any]) -> None:
@@ -57,6 +59,15 @@ def _named(texts: Sequence[Any], fields: Mapping[str, Any]) -> Wire:
     if rest:
         raise InputInvalid(f"{_TASK} takes a goal and what the task before it returned")
     return given
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Refuse names of no setting; values are checked beside the settings of a worker."""
+    for name in options:
+        if name not in JOB_SETTINGS:
+            is_other = name in Settings.model_fields
+            more = "; it is the worker's own" if is_other else nearest(name, JOB_SETTINGS)
+            raise InputInvalid(f"{_TASK}: options: {name} is no setting of a job{more}")
 
 
 def _complaint(error: ErrorDetails) -> str:

@@ -71,6 +71,25 @@ def test_a_value_of_the_wrong_kind_is_named_with_what_is_expected(name, value, e
     assert said == f"{name} must be {expected}, which {shown!r} is not"
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("max_step", "; did you mean max_steps?"),
+        ("share_memory", "; it is the worker's own"),
+        ("colour", ""),
+    ],
+)
+def test_an_option_that_is_no_setting_of_a_job_is_refused_where_it_is_written(name, near):
+    said = f"options: {name} is no setting of a job{near}"
+    assert complaint("x", options={"memory": "1g", name: 1}) == said
+    with pytest.raises(InputInvalid, match=name):
+        check_step(["x"], {"options": {name: 1}})
+
+
+def test_values_of_options_are_left_to_the_worker():
+    assert read_step(["x"], {"options": {"max_steps": -1}}).options == {"max_steps": -1}
+
+
 def test_a_long_value_is_shown_by_its_beginning():
     assert len(complaint("x", options="x" * 10_000)) < 200
 
