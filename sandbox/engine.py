@@ -34,6 +34,12 @@ TIMEOUT_S = 60
 QUICK_S = 15
 CONNECT_S = 5
 NEWEST_API = "1.44"  # what this code was written for; an older engine's own is used
+REMEDIES = (  # by the engine's own words, what to change
+    (r"Range of CPUs", "; change `cpus`"),
+    (r"network \S+ not found", "; change `network` (docker network ls lists those there are)"),
+    (r"[Uu]nknown.* runtime", "; change `runtime` (docker info lists those there are)"),
+    (r"[Mm]emory limit", "; change `memory`"),
+)
 GONE = (404, 409)  # not there any more, or somebody else is removing it
 
 
@@ -178,13 +184,18 @@ class Engine:
             why = str(error.explanation or error).strip()
             is_ours = error.status_code == 400 or re.match(r"network \S+ not found", why)  # noqa: PLR2004
             kind = SpecInvalid if is_ours else EngineUnavailable
-            raise kind(f"the Docker engine refused: {why}") from error
+            raise kind(f"the Docker engine refused: {why}{_remedy(why)}") from error
         except (DockerException, requests.RequestException, OSError, NameError) as error:
             # docker-py raises NameError for ssh:// where paramiko is not installed.
             remedy = "start one with scripts/engine" if self.url == DEFAULT_URL else CHECK_HOST
             raise EngineUnavailable(
                 f"no Docker engine answers at {self.url} ({_cause(error)}); {remedy}"
             ) from error
+
+
+def _remedy(why: str) -> str:
+    """Name the setting whose value the engine does not take, if it is one."""
+    return next((remedy for pattern, remedy in REMEDIES if re.search(pattern, why)), "")
 
 
 def _cause(error: BaseException) -> str:

@@ -76,11 +76,15 @@ class TestStarting:
             assert time.monotonic() - began < 15
 
     def test_a_runtime_that_the_engine_lacks_is_an_error_not_a_fallback(self, start, job):
-        with pytest.raises(SpecInvalid, match="runsc-missing"):
+        with pytest.raises(SpecInvalid, match=r"runsc-missing; change `runtime` \(docker info"):
             start(spec=SandboxSpec(job=job, runtime="runsc-missing"))
 
+    def test_more_processors_than_there_are_name_the_setting(self, start, job):
+        with pytest.raises(SpecInvalid, match=r"Range of CPUs .*; change `cpus`"):
+            start(spec=SandboxSpec(job=job, limits=Limits(cpus=999)))
+
     def test_a_network_that_does_not_exist_is_an_error(self, start, job):
-        with pytest.raises(SpecInvalid, match="no-such-network"):
+        with pytest.raises(SpecInvalid, match=r"no-such-network not found; change `network`"):
             start(spec=SandboxSpec(job=job, network="no-such-network"))
 
 
