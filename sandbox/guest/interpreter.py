@@ -108,6 +108,8 @@ class KernelProcess:
         """Take what it says; False when it has gone or says what it may not."""
         broken: list[str] = []
         alive = self.channel.receive(self._keep, broken.append)
+        if broken:  # then nothing that came with it counts either
+            self._reply = None
         return alive and not broken
 
     def _keep(self, frame: Frame) -> None:
