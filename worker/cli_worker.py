@@ -93,7 +93,7 @@ def _introduce(settings: Settings, name: str, slots: int) -> None:
     import logging
     from importlib.metadata import version
 
-    from worker import admission
+    from worker import admission, spares
     from worker.celery_app import shown_broker
     from worker.sizes import said_bytes
     from worker.urls import without_password
@@ -106,6 +106,7 @@ def _introduce(settings: Settings, name: str, slots: int) -> None:
     log.info("broker    %s", shown_broker(settings))
     log.info("engine    %s", _engine(settings))
     log.info("slots     %d; sandboxes may reserve %s of memory and %g CPUs", slots, memory, cpus)
+    log.info("spares    %s", spares.said(settings, slots))
     versions = {package: version(package) for package in ("celery", "kombu", "redis", "docker")}
     said = ", ".join(f"{package} {number}" for package, number in versions.items())
     log.info("versions  Python %s, %s", platform.python_version(), said)

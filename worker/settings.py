@@ -482,6 +482,7 @@ class Loaded(Record):
             "concurrency": "none (as many as CPUs)",
             "share_memory": "none (3/4 of the host's)",
             "share_cpus": "none (twice the host's)",
+            "pool_memory": "none (96 MiB for each slot and one more)",
         }
         for name, shown, origin in self.rows():
             value = getattr(self.settings, name)

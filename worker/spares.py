@@ -19,6 +19,7 @@ from sandbox.lending import Borrower, Lender
 from sandbox.pool import SPARE_BYTES, Pool
 from sandbox.types import SandboxSpec
 from worker.settings import Settings
+from worker.sizes import said_bytes
 
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 8  # of the host's memory at most the eighth part
@@ -33,11 +34,10 @@ def kept(
 
     If it `is_hurried` in the end, they are left to end by themselves.
     """
-    memory_bytes = _memory(settings, slots)
-    if settings.driver != "docker" or memory_bytes < SPARE_BYTES:
+    if not room(settings, slots):
         yield
         return
-    pool = Pool(memory_bytes=memory_bytes)
+    pool = Pool(memory_bytes=_memory(settings, slots))
     try:
         sweep()
         lender = Lender(pool, pool_socket(os.getpid()))
@@ -66,6 +66,25 @@ def borrower() -> Borrower | None:
         return Borrower(pool_socket(_keepers[0])) if _keepers else None
     except OSError:  # no folder, so no keeper has one either
         return None
+
+
+def room(settings: Settings, slots: int) -> int:
+    """How many spares a worker with so many slots may keep."""
+    return _memory(settings, slots) // SPARE_BYTES if settings.driver == "docker" else 0
+
+
+def said(settings: Settings, slots: int) -> str:
+    """Say how many a worker may keep, or why it keeps none."""
+    if most := room(settings, slots):
+        sandboxes = "sandbox" if most == 1 else "sandboxes"
+        size = said_bytes(most * SPARE_BYTES)
+        return f"up to {most} {sandboxes} ({size}), ready before they are asked for"
+    if settings.driver != "docker":
+        return f"none (driver {settings.driver})"
+    if settings.pool_memory == 0:
+        return "none (pool_memory = 0)"
+    have, need = said_bytes(_memory(settings, slots)), said_bytes(SPARE_BYTES)
+    return f"none (pool_memory is {have}, one takes {need})"
 
 
 def _memory(settings: Settings, slots: int) -> int:

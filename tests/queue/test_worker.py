@@ -59,6 +59,7 @@ def test_it_says_what_it_is_works_and_ends(place):
     said = "\n".join(worker.lines)
     for part in ("caisson 0.", "database  sqlite:///", "broker    of its own", "slots     2;"):
         assert part in said
+    assert "spares    none (driver process)" in said
     assert "Traceback" not in said
 
 

@@ -261,6 +261,7 @@ def test_people_are_shown_sizes_with_a_unit_and_what_an_unset_value_comes_to(mon
     assert all(rows.values())
     assert (rows["memory"], rows["max_tokens"]) == ("1536 MiB", "none")
     assert rows["workspace_size"] == "576 MiB (3/8 of memory)"
+    assert rows["pool_memory"] == "none (96 MiB for each slot and one more)"
     assert rows["prices"] == "m (input 0.4, output 2)"
     assert (rows["text_calls"], rows["job_timeout_s"]) == ("true", "3600")
     assert rows["tools"].startswith("python_interpreter, shell, ")
