@@ -141,7 +141,7 @@ def run(
     view.close(job)
     if as_json:
         print(json.dumps(job.summary()), flush=True)
-    return exit_of(job)
+    return exit_of(job, as_json=as_json)
 
 
 def _full_view() -> Trace:

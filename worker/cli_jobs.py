@@ -134,7 +134,7 @@ def watch(
         viewer.hide()
         return Exit.CLOSED if viewer.is_gone else stopped(meant)
     viewer.close(found.job)
-    return exit_of(found.job)
+    return exit_of(found.job, as_json=as_json)
 
 
 class _Lines:

@@ -101,13 +101,14 @@ Memory = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
 
 
-def exit_of(job: Job) -> Exit:
-    """The exit code for how a job ended; our own failures are told on stderr."""
+def exit_of(job: Job, *, as_json: bool) -> Exit:
+    """The exit code for how a job ended; beside JSON, our own failures are told on stderr."""
     from worker.messages import FinishReason, Status
 
     if job.status is Status.DEAD:
-        why = job.error.message if job.error else "the job is dead"
-        return complain(why, Exit.INFRASTRUCTURE)
+        if as_json:  # else it stands where the job's end is shown
+            tell(job.error.message if job.error else "the job is dead")
+        return Exit.INFRASTRUCTURE
     codes = {
         FinishReason.ANSWERED: Exit.ANSWERED,
         FinishReason.BUDGET: Exit.SPENT,

@@ -174,7 +174,7 @@ def _wait(jobs: Jobs, job_id: str, record: Path | None, *, as_json: bool) -> int
         print(json.dumps(found.job.summary()), flush=True)
     else:
         Trace(make_console()).close(found.job)
-    return exit_of(found.job)
+    return exit_of(found.job, as_json=as_json)
 
 
 def stopped(job_id: str) -> Exit:

@@ -282,7 +282,7 @@ class Trace(View):
             self._answer(job.answer, is_titled=is_answer)
         self._line()
         self._block(ending_text(job), "")
-        if job.error is not None and job.status is not Status.DEAD:  # our failures go to stderr
+        if job.error is not None:
             self._block(Text(safe(job.error.message)))
         for artifact in job.artifacts:
             self._file(artifact)

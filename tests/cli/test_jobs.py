@@ -476,8 +476,10 @@ def test_a_dead_job_is_exit_code_5_with_its_reason(submitted, call, office):
     kill(office, job_id)
     ended = call("watch", job_id)
     assert ended.code == 5
-    assert "✗ dead" in ended.out
-    assert ended.err == "caisson: no engine at all\n"
+    assert "✗ dead  0 steps\n  no engine at all\n" in ended.out
+    assert ended.err == ""
+    lines = call("watch", job_id, "--json")
+    assert (lines.code, lines.err) == (5, "caisson: no engine at all\n")
     assert "  no engine at all" in call("show", job_id).out.splitlines()
 
 
