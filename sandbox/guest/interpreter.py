@@ -98,6 +98,7 @@ class KernelProcess:
         self._value_limit = value_limit
         self.cpu_s = 0.0
         self._reply: Frame | None = None
+        self._faults: list[str] = []  # what it has said and may not
 
     def ask(self, text: str, number: int) -> None:
         """Send code; the answer comes by `read` and `take_reply`."""
@@ -106,11 +107,8 @@ class KernelProcess:
 
     def read(self) -> bool:
         """Take what it says; False when it has gone or says what it may not."""
-        broken: list[str] = []
-        alive = self.channel.receive(self._keep, broken.append)
-        if broken:  # then nothing that came with it counts either
-            self._reply = None
-        return alive and not broken
+        alive = self.channel.receive(self._keep, self._faults.append)
+        return alive and not self._faults
 
     def _keep(self, frame: Frame) -> None:
         self._reply = frame
@@ -118,6 +116,8 @@ class KernelProcess:
     def take_reply(self, number: int) -> dict[str, Any] | None:
         """The answer to call `number`, if it is there; raises `Malformed`."""
         reply, self._reply = self._reply, None
+        if self._faults:  # nothing that came with them, or comes after them, counts
+            return None
         if reply is None or reply.get("number") != number:
             return None
         checked = _checked(reply, self._value_limit)
