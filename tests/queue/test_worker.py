@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from tests.queue.conftest import COMMAND, Place, eventually
+from tests.queue.conftest import COMMAND, Place, eventually, recording
 from tests.services import is_alive
 from worker.cli_options import Exit
 from worker.keeper import Keeper
@@ -267,6 +267,38 @@ def test_tasks_that_are_nowhere_are_said_in_one_line(place, module):
     eventually(lambda: worker.lines)
     (line,) = worker.lines
     assert line.startswith(f"caisson: --include {module}: there is no such module")
+
+
+TASKS = """
+import pathlib
+
+from celery import shared_task
+
+@shared_task
+def extract():
+    return {"rows": [1, 2, 3]}
+
+@shared_task
+def notify(result):
+    pathlib.Path(__file__).with_name("notes").write_text(result["answer"])
+"""
+CHAIN = """
+from celery import chain
+from mytasks import extract, notify
+from worker.tasks import run
+
+chain(extract.s(), run.s("Count the rows.", replay=REPLAY), notify.s()).delay()
+"""
+
+
+def test_a_chain_is_done_by_a_worker_that_includes_the_tasks_around_the_job(place, monkeypatch):
+    (place.files / "mytasks.py").write_text(TASKS)
+    monkeypatch.setenv("PYTHONPATH", os.fspath(place.files))
+    place.worker("--include", "mytasks")
+    code = CHAIN.replace("REPLAY", repr(os.fspath(recording(place.files, answer="three"))))
+    subprocess.run([sys.executable, "-c", code], env=place.environment, check=True)
+    notes = place.files / "notes"
+    eventually(lambda: notes.exists() and notes.read_text() == "three", 30)
 
 
 def test_another_database_is_said_in_one_line(place_with):
