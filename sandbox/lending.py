@@ -138,7 +138,7 @@ class Borrower:
         try:
             response, stream = self._ask(_Request(spec=spec))
         except (OSError, ValidationError) as error:
-            _log.info("nothing borrowed: %s", error)
+            _log.debug("nothing borrowed: %s", error)  # a worker says at its start whether it lends
             return None
         if stream is None:
             return None

@@ -39,6 +39,7 @@ SPARE_BYTES = 96 * MIB  # what one takes with these libraries, engine and page t
 QUIET_S = 1.0  # after the last taking there is time to load libraries
 LOOK_S = 1.0
 FAULT_S = 5.0
+IMAGE_S = 10.0  # between two looks at whether an image was built anew
 ENDING_S = 3.0
 FREE_BYTES = 512 * MIB  # of the host, below which no more are made
 
@@ -84,7 +85,7 @@ class Pool:
         self._wake, self._stop = threading.Event(), threading.Event()
         self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
         self._fault = ""
-        self._taken_at = float("-inf")
+        self._taken_at = self._images_at = float("-inf")
         self._threads = (
             threading.Thread(target=self._make, name="making", daemon=True),
             threading.Thread(target=self._run_errands, name="errands", daemon=True),
@@ -189,6 +190,8 @@ class Pool:
     def _tend(self) -> float:
         """Do the most urgent thing; returns how long to pause, which is longest after a loss."""
         now = time.monotonic()
+        for idle in self._outdated(now):
+            self._throw_away(idle)
         bad = self._sort_out(now)
         are_lost = [not idle.sandbox.is_quiet for idle in bad]
         for idle in bad:
@@ -207,6 +210,25 @@ class Pool:
         has_room = total < self._most and psutil.virtual_memory().available > FREE_BYTES
         return has_room and len(stock.ready) < stock.wanted(now)
 
+    def _outdated(self, now: float) -> list[Idle[DockerSandbox]]:
+        """Take away, now and then, the spares of an image whose name means another one by now."""
+        if now - self._images_at < IMAGE_S:
+            return []
+        self._images_at = now
+        with self._lock:
+            stocks = list(self._stocks.values())
+        return [idle for stock in stocks for idle in self._of_old_image(stock)]
+
+    def _of_old_image(self, stock: Stock[DockerSandbox]) -> list[Idle[DockerSandbox]]:
+        with closing(Engine(self._engine_url)) as engine:
+            image = str(engine.image(stock.shape.image)["Id"])
+        with self._lock:
+            old = list(stock.ready) if stock.image not in {"", image} else []
+            stock.image = image
+            if old:
+                stock.ready.clear()
+        return old
+
     def _sort_out(self, now: float) -> list[Idle[DockerSandbox]]:
         with self._lock:
             bad = [idle for stock in self._stocks.values() for idle in stock.sort_out(now)]
@@ -220,6 +242,8 @@ class Pool:
         self.remove(spare.container)
 
     def _start_one(self, stock: Stock[DockerSandbox]) -> None:
+        if not stock.image:
+            self._of_old_image(stock)
         spec = stock.shape.model_copy(update={"owner": owner()})
         try:
             sandbox = DockerSandbox.start(spec, engine_url=self._engine_url)

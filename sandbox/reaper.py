@@ -176,7 +176,10 @@ class _Judge:
         return None
 
     def _anothers(self, one: _Found) -> str | None:
-        if one.is_live or self.now < one.deadline or not self._has_ended_for(one, FORGOTTEN_S):
+        if one.is_live or not self._has_ended_for(one, FORGOTTEN_S):
+            return None
+        is_nobodys = one.is_spare and is_owner_alive(one.owner) is False
+        if self.now < one.deadline and not is_nobodys:
             return None
         return "another store has left it behind"
 

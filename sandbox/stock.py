@@ -66,6 +66,7 @@ class Stock(Generic[T]):
     is_expected: bool = False
     ready: deque[Idle[T]] = field(default_factory=deque)
     asked_at: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    image: str = ""  # what the shape's image was when it was last looked at
     losses: int = 0  # in a row, while libraries were loaded
 
     def wanted(self, now: float) -> int:

@@ -418,6 +418,27 @@ def test_a_spare_that_dies_on_its_way_is_no_fault(pool, spec, engine, caplog):
     assert "of no use" in caplog.text
 
 
+def test_spares_of_an_image_that_was_built_anew_are_replaced(spec, spares, engine, monkeypatch):
+    monkeypatch.setattr(pools, "IMAGE_S", 0.3)
+    name, tag = "caisson-test-moving", f"t{spec.job.replace('-', '')}"
+    with closing(DockerSandbox.start(spec)) as sandbox:
+        made = engine._client.commit(sandbox.container, name, tag)["Id"]
+    moving = spec.model_copy(update={"image": f"{name}:{tag}"})
+    try:
+        with Pool(libraries=()) as pool:
+            pool.expect(moving)
+            eventually(lambda: pool.count() == (2, 0))
+            old = {one["Id"] for one in spares(State="running")}
+            engine._client.tag(spec.image, name, tag, force=True)
+            eventually(lambda: not old & {one["Id"] for one in spares()})
+            with closing(taken(pool, moving)) as sandbox:
+                found = engine.inspect(sandbox.container)["Image"]
+                assert found == engine.image(spec.image)["Id"]
+    finally:
+        engine._client.remove_image(f"{name}:{tag}", force=True)
+        engine._client.remove_image(made, force=True)
+
+
 class Standin:
     """A sandbox as far as a stock sees it."""
 

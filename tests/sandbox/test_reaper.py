@@ -416,8 +416,19 @@ class TestSpares:
         gone = sweep(3600, tenants={f"{prefix}-a": container}, a=at_home)
         assert gone == {container: "it has ended, and nobody works on its job"}
 
-    def test_one_of_another_store_is_left_alone(self, spare, sweep, dead_owner):
+    def test_one_of_another_store_is_left_alone_while_it_lives(self, spare, sweep, dead_owner):
         spare(owner=dead_owner, store="theirs")
+        assert sweep(3600) == {}
+
+    def test_one_of_another_store_that_ended_goes_when_its_maker_has_died(
+        self, spare, sweep, dead_owner
+    ):
+        container = spare("exited", owner=dead_owner, store="theirs")
+        assert sweep(500) == {}
+        assert sweep(700) == {container: "another store has left it behind"}
+
+    def test_one_of_another_store_that_ended_stays_while_its_maker_lives(self, spare, sweep):
+        spare("exited", store="theirs")
         assert sweep(3600) == {}
 
     def test_a_job_of_the_same_name_as_their_label_is_not_meant(self, spare, engine, prefix):
