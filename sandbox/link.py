@@ -99,7 +99,7 @@ class SocketLink:
                 return output
 
     def _read(self) -> bytes:
-        """Read once. A unix socket carries descriptors too, and the last to close one may be held up.
+        """Read once. A unix socket carries descriptors too, and whoever closes one may be held up.
 
         (An hour, for a TCP socket that lingers.) So none is left to the kernel to drop while we
         read: they are taken, and closed by a thread that nobody waits for.
