@@ -40,13 +40,13 @@ def lacking(report: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    from bench import plot  # noqa: PLC0415 - a test that looks at the page needs no matplotlib
-
     source = Path(arguments[0]) if arguments else ROOT / "build/bench.json"
     report = json.loads(source.read_text(encoding="utf-8"))
     if missing := lacking(report):
         print(f"bench: {source} is not of a whole run: {'; '.join(missing)}", file=sys.stderr)
         return 2
+    from bench import plot  # noqa: PLC0415 - what is refused needs no matplotlib
+
     KEPT.write_text(table.compact(report), encoding="utf-8")
     PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
     plot.draw(report, PICTURE)
