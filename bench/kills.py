@@ -129,6 +129,9 @@ class Yard:
     def close(self) -> None:
         for worker in self._workers:
             _kill(worker)
+        with closing(Engine()) as engine:  # spares, which nobody will take or remove any more
+            for left in engine.labelled(f"caisson.store={self.store.identity}"):
+                engine.remove(left["Id"])
         self.store.close()
 
     # ---- workers

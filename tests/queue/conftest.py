@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from sandbox.engine import Engine
 from tests.services import is_alive
 from worker import celery_app
 from worker.settings import Settings
@@ -132,6 +133,13 @@ class Worker:
         self.process.stdout.close()
 
 
+def remove_containers(store):
+    """Remove what killed workers have left, which would wait for others for many minutes."""
+    with closing(Engine()) as engine:
+        for found in engine.labelled(f"caisson.store={store}"):
+            engine.remove(found["Id"])
+
+
 class Place:
     """A data directory with its settings: where jobs are submitted and workers started."""
 
@@ -151,6 +159,8 @@ class Place:
         self.settings = Settings(**self.options)
         self.store = open_store(self.settings.database)
         stack.callback(self.store.close)
+        if self.options["driver"] == "docker":
+            stack.callback(remove_containers, self.store.identity)
 
     @property
     def environment(self):
