@@ -62,6 +62,7 @@ _DRAIN_S = 12.0  # then it is ended by force; its jobs are taken over when their
 _DEAF_S = 15.0  # so long may messages wait beside free slots
 _SILENT_S = 20.0  # so long may the consumer's loop stand still while the broker answers
 _RESTART_S = 1.0
+_SOONEST_S = 0.02  # after a lease is over
 _LONGEST_RESTART_S = 30.0
 _MOST_UNREAD = 1_000_000  # bytes of a pulse without an end
 
@@ -234,7 +235,7 @@ class Keeper:
 
     def _threads(self) -> list[threading.Thread]:
         """One for each thing that may have to wait, so that nothing else waits for it."""
-        tending = {
+        tending: dict[str, tuple[Callable[[], float | None], float]] = {
             "heeding": (self._heed_revoked, _HEED_S),
             "freeing": (self._free_lost, _TICK_S),
             "seeing": (self._see, BEAT_S),
@@ -375,16 +376,18 @@ class Keeper:
 
         return Station(self._settings, self._store, name=self._name)
 
-    def _every(self, work: Callable[[], None], pause_s: float) -> None:
+    def _every(self, work: Callable[[], float | None], pause_s: float) -> None:
+        """Do the work again and again, sooner than usual where it says so (in seconds)."""
         while not self._stop.is_set():
-            started = time.monotonic()
+            started, sooner_s = time.monotonic(), None
             try:
-                work()
+                sooner_s = work()
             except (CaissonError, SandboxError) as error:
                 _log.warning("%s", error)
             except Exception:  # noqa: BLE001 - a fault of ours ends no worker
                 _log.exception("a worker's own work failed")
-            self._stop.wait(max(0.0, pause_s - (time.monotonic() - started)))
+            rest_s = pause_s - (time.monotonic() - started)
+            self._stop.wait(max(0.0, rest_s if sooner_s is None else min(rest_s, sooner_s)))
 
     def _heed_revoked(self) -> None:
         """Cancel the jobs of revoked tasks, and forget ends that nobody waits for any more."""
@@ -436,11 +439,14 @@ class Keeper:
             self._engine_fault = ""
         return seen.model_copy(update={"slots": self._slots})
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> float | None:
+        """Look for jobs without a bell; returns when to look again if a lease is over before."""
         if self._signals:
-            return
+            return None
         with lenient(self._forget_answers):
             sweep_now(self._settings, self._store)
+        lapses_in_s = self._store.counts().lapses_in_s
+        return None if lapses_in_s is None else max(_SOONEST_S, lapses_in_s + _SOONEST_S)
 
     def _look_at_queue(self) -> None:
         """Judge the consumer by the messages that wait."""

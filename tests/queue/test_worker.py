@@ -127,6 +127,19 @@ def test_nothing_is_left_of_one_that_is_killed_and_another_goes_on(place):
     assert place.check()[0] == 0
 
 
+def test_a_sweep_comes_when_a_lease_is_over_and_not_only_in_its_turn(place_with, redis_url):
+    place = place_with(broker_url=redis_url, lease_s="4", sweep_s="3.9")
+    first = place.worker()
+    jobs = [place.submit("import time\ntime.sleep(30)") for _ in range(2)]
+    eventually(lambda: all(is_held(place, job) for job in jobs))
+    place.worker()
+    first.kill()
+    for job in jobs:
+        place.finished(job)
+        lost, last = place.store.attempts(job)
+        assert last.started_at - lost.ended_at < 1.5
+
+
 def test_a_process_of_the_pool_that_is_killed_is_replaced_and_its_job_taken_over(place_with):
     place = place_with(lease_s="600", sweep_s="600")
     worker = place.worker()

@@ -888,12 +888,17 @@ class StoreContract:
 
     def test_it_counts_what_waits_and_what_is_held(self, store):
         assert (store.counts().claimable, store.counts().held) == (0, 0)
+        assert store.counts().lapses_in_s is None
         for name in ("queued", "held", "over", "lost", "huge"):
             store.create(Job(id=name, goal="g"), Order(memory_bytes=GIB if name == "huge" else 0))
         store.claim("held", "w", LONG_S)
         store.claim("lost", "w", 0.0)
         self.end(store, "over")
         assert (store.counts().claimable, store.counts().held) == (3, 1)
+        assert LONG_S - 10 < store.counts().lapses_in_s <= LONG_S
+        store.create(Job(id="brief", goal="g"))
+        store.claim("brief", "w", 5.0)
+        assert 0 < store.counts().lapses_in_s <= 5
 
     def test_it_says_how_jobs_stand(self, store):
         for name in ("queued", "held", "over", "lost", "unasked"):

@@ -85,6 +85,9 @@ class Counts(Record):
 
     claimable: int = Field(0, description="queued, or with a lease that is over")
     held: int = 0
+    lapses_in_s: float | None = Field(
+        None, description="seconds until the first lease is over, if nobody renews it"
+    )
 
 
 def is_progress(event: Event) -> bool:

@@ -183,8 +183,10 @@ class MemoryStore:
 
     def counts(self) -> Counts:
         with self._lock:
-            held = sum(self._is_held(entry) for entry in self._entries.values())
-            return Counts(claimable=sum(1 for _ in self._due()), held=held)
+            ends = [e.lease_until for e in self._entries.values() if self._is_held(e)]
+            lapses_in_s = min(filter(None, ends)) - self._clock() if ends else None
+            claimable = sum(1 for _ in self._due())
+            return Counts(claimable=claimable, held=len(ends), lapses_in_s=lapses_in_s)
 
     def standing(self, job_ids: Sequence[str]) -> Mapping[str, Standing]:
         with self._lock:

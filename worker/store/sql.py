@@ -184,7 +184,7 @@ class SqlStore:
 
     def counts(self) -> Counts:
         found = self._database.read(lambda c: c.execute(sql.COUNTS).one())
-        return Counts(claimable=found.claimable, held=found.held)
+        return Counts(claimable=found.claimable, held=found.held, lapses_in_s=found.lapses_in_s)
 
     def standing(self, job_ids: Sequence[str]) -> Mapping[str, Standing]:
         return self._database.read(lambda c: {row.id: _stands(row) for row in _rows(c, job_ids)})

@@ -260,7 +260,9 @@ KEEP_ARTIFACT = {name: _keep_artifact(name) for name in DIALECTS}
 # ---- whoever tends
 
 COUNTS = select(
-    func.count().filter(_FREE).label("claimable"), func.count().filter(_HELD).label("held")
+    func.count().filter(_FREE).label("claimable"),
+    func.count().filter(_HELD).label("held"),
+    (func.min(jobs.c.lease_until).filter(_HELD) - NOW).label("lapses_in_s"),
 ).where(_OPEN)
 TENANTS = select(jobs.c.id, jobs.c.place).where(
     jobs.c.place.in_(bindparam("places", expanding=True)), jobs.c.ended_at.is_(None)
