@@ -33,9 +33,6 @@ class Link(Protocol):
     def receive(self, deadline: float) -> bytes:
         """Return what has come, at least one byte; raises `GuestTimeout` or `LinkLost`."""
 
-    def last_words(self) -> str:
-        """What the guest's process has written to its standard error, at most 4 KiB."""
-
     def hang_up(self) -> None:
         """End it, from any thread: whoever sends or receives gets `LinkLost` at once."""
 

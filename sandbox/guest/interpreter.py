@@ -98,7 +98,7 @@ class KernelProcess:
         self._value_limit = value_limit
         self.cpu_s = 0.0
         self._reply: Frame | None = None
-        self._faults: list[str] = []  # what it has said and may not
+        self._is_faulty = False  # it has said what it may not
 
     def ask(self, text: str, number: int) -> None:
         """Send code; the answer comes by `read` and `take_reply`."""
@@ -107,8 +107,11 @@ class KernelProcess:
 
     def read(self) -> bool:
         """Take what it says; False when it has gone or says what it may not."""
-        alive = self.channel.receive(self._keep, self._faults.append)
-        return alive and not self._faults
+        alive = self.channel.receive(self._keep, self._blame)
+        return alive and not self._is_faulty
+
+    def _blame(self, _why: str) -> None:
+        self._is_faulty = True
 
     def _keep(self, frame: Frame) -> None:
         self._reply = frame
@@ -116,7 +119,7 @@ class KernelProcess:
     def take_reply(self, number: int) -> dict[str, Any] | None:
         """The answer to call `number`, if it is there; raises `Malformed`."""
         reply, self._reply = self._reply, None
-        if self._faults:  # nothing that came with them, or comes after them, counts
+        if self._is_faulty:  # nothing that came with them, or comes after them, counts
             return None
         if reply is None or reply.get("number") != number:
             return None
