@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from sandbox.types import Limits, Mount, SandboxSpec
 from worker.budget import BudgetHook
 from worker.builtin import Workplace, builtin_tools
 from worker.context import Window
+from worker.endpoints import ModelChoice, ToolProtocol, is_address
 from worker.errors import InputInvalid
 from worker.hooks import Hook, Hooks, Landing
 from worker.loop import Loop
@@ -29,6 +30,7 @@ from worker.messages import Message, Record, Role
 from worker.models.base import Model
 from worker.models.recorded import RecordedModel, never
 from worker.models.recording import RecordingModel
+from worker.models.roles import Roles, Summariser
 from worker.models.text_protocol import TextCalls
 from worker.prompts import notice, text
 from worker.reading import open_plain
@@ -37,6 +39,7 @@ from worker.replies import ReplyHook
 from worker.settings import Settings
 from worker.sizes import said_bytes
 from worker.tools import Toolbox
+from worker.urls import without_password
 
 if TYPE_CHECKING:
     from sandbox.lending import Borrower
@@ -209,10 +212,40 @@ def make_model(
     """
     if replay and record and _is_same(replay, record):
         raise InputInvalid(f"{record}: cannot be replayed and recorded at once")
-    model: Model = RecordedModel(replay, is_cancelled) if replay else _endpoint_model(settings)
+    if replay:
+        recorded = RecordedModel(replay, is_cancelled)
+        return _read(recorded, settings.tool_protocol, record)
+    with ExitStack() as made:  # those that could be made, should one of them not be
+
+        def ask(name: str | None) -> Model | None:
+            return made.enter_context(closing(_asked(settings, name, record))) if name else None
+
+        model = made.enter_context(closing(_asked(settings, settings.model, record)))
+        roles = Roles(
+            model, planner=ask(settings.planner_model), summariser=ask(settings.summariser_model)
+        )
+        made.pop_all()
+    return roles
+
+
+def make_summariser(settings: Settings, model: Model) -> Model:
+    """A job's `model` as it is asked for summaries: they are no turns, and may be another's.
+
+    Closing it closes `model`.
+    """
+    return Summariser(model, settings.summariser_model or model.name)
+
+
+def _asked(settings: Settings, name: str, record: Path | None) -> Model:
+    choice = settings.choice(name)
+    return _read(_endpoint_model(choice), choice.tool_protocol, record)
+
+
+def _read(model: Model, protocol: ToolProtocol, record: Path | None) -> Model:
+    """The model, its replies recorded as they come, and read for calls that are text."""
     if record:
         model = RecordingModel(model, record)
-    return TextCalls(model) if settings.text_calls else model
+    return model if protocol == "native" else TextCalls(model)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -223,22 +256,25 @@ def _is_same(one: Path, other: Path) -> bool:
         return one.resolve() == other.resolve()
 
 
-def _endpoint_model(settings: Settings) -> Model:
-    if not settings.model:
+def _endpoint_model(choice: ModelChoice) -> Model:
+    if not choice.name:
         raise InputInvalid("no model: set CAISSON_MODEL or --model, or use --replay FILE")
-    if settings.base_url is None and settings.api_key is None:
-        raise InputInvalid("no endpoint: set OPENAI_API_KEY, or OPENAI_BASE_URL for one's own")
-    if settings.base_url and not re.match(r"https?://[^/\s]", settings.base_url):
-        raise InputInvalid(f"OPENAI_BASE_URL = {settings.base_url!r} is no http(s) address")
+    if choice.base_url is None and choice.api_key is None:
+        raise InputInvalid(
+            f"no endpoint: set {choice.key_name}, or {choice.url_name} for one's own"
+        )
+    if choice.base_url and not is_address(choice.base_url):
+        shown = without_password(choice.base_url)
+        raise InputInvalid(f"{choice.url_name} = {shown!r} is no http(s) address")
     from worker.models.openai_chat import OpenAIChat  # noqa: PLC0415 - half a second to load
 
     return OpenAIChat(
-        settings.model,
-        base_url=settings.base_url,
-        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
-        price=settings.prices.get(settings.model),
-        temperature=settings.temperature,
-        send_reasoning=settings.send_reasoning,
+        choice.model,
+        base_url=choice.base_url,
+        api_key=choice.api_key.get_secret_value() if choice.api_key else None,
+        price=choice.price,
+        temperature=choice.temperature,
+        send_reasoning=choice.send_reasoning,
     )
 
 
@@ -250,12 +286,13 @@ def build(settings: Settings, model: Model, place: Workplace, more: Iterable[Hoo
         network=settings.network,
     )
     limits = settings.loop_limits()
-    replies = ReplyHook(limits, tool_names=tools.names, reply_tokens=settings.max_output_tokens)
+    choice = settings.choice(settings.model)
+    replies = ReplyHook(limits, tool_names=tools.names, reply_tokens=choice.max_output_tokens)
     return Loop(
         model=model,
         tools=tools,
         # after a reply they run in reverse: a last turn is an end before anything else is judged
         hooks=Hooks([BudgetHook(), replies, LoopHook(limits), Landing(), *more]),
-        window=Window(settings.context_tokens, settings.max_output_tokens),
+        window=Window(choice.context_tokens, choice.max_output_tokens),
         model_timeout_s=settings.model_timeout_s,
     )

@@ -9,6 +9,7 @@ is not a setting is an error everywhere, because a misspelt limit is a limit tha
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -39,8 +40,9 @@ from pydantic_settings import (
 
 from sandbox.types import MIB, Limits, Mount, SandboxSpec
 from worker import urls
+from worker.endpoints import ModelChoice, ModelEntry, Price, ToolProtocol, no_switch
 from worker.errors import SettingsInvalid
-from worker.messages import Budget, Record, Usage
+from worker.messages import Budget, Record
 from worker.sizes import exact_bytes
 
 PREFIX = "CAISSON_"
@@ -113,7 +115,8 @@ TOOLS = (
 JOB_SETTINGS = frozenset(
     {
         *("model", "model_timeout_s", "max_output_tokens", "context_tokens", "temperature"),
-        *("text_calls", "tools", "max_steps", "job_timeout_s", "max_working_s", "max_tokens"),
+        *("fallbacks", "planner_model", "summariser_model", "tool_protocol"),
+        *("tools", "max_steps", "job_timeout_s", "max_working_s", "max_tokens"),
         *("max_tool_calls", "max_cost", "loop_nudge", "loop_block", "loop_stop"),
         *("loop_error_nudge", "loop_error_stop", "loop_cycle_length", "loop_cycle_repeats"),
         *("loop_text_turns", "loop_poll_factor", "loop_observe", "image", "memory", "cpus", "pids"),
@@ -125,13 +128,17 @@ JOB_SETTINGS = frozenset(
 # so that what is reserved and shown for it is what it gets.
 _WORKERS_OWN = {
     *("model", "model_timeout_s", "max_output_tokens", "context_tokens", "temperature"),
-    *("text_calls", "image"),
+    *("fallbacks", "planner_model", "summariser_model", "tool_protocol", "image"),
 }
 THE_JOB = "the job"
 _SECRETS = {"api_key", "database_url", "broker_url", "result_url"}
 _SIZES = {
     *("memory", "workspace_size", "tmp_size", "max_artifact_bytes", "share_memory"),
     *("pool_memory", "max_result_bytes"),
+}
+_TABLES = {  # which are JSON in variables
+    "prices": '{"MODEL": {"input": 0.4, "output": 1.6}}',
+    "models": '{"NAME": {"model": "m", "base_url": "https://host/v1", "api_key_env": "KEY"}}',
 }
 _OPTIONS = {"job_timeout_s": "--timeout", "call_timeout_s": "--timeout"}
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -166,12 +173,6 @@ def _can_be_folder(path: Path | None) -> Path | None:
     return path
 
 
-def _no_switch(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("is not a number")  # noqa: TRY004 - pydantic wants a ValueError
-    return value
-
-
 def _checked(check: Callable[[str], str]) -> Callable[[SecretStr | None], SecretStr | None]:
     return lambda url: None if url is None else SecretStr(check(url.get_secret_value()))
 
@@ -179,18 +180,6 @@ def _checked(check: Callable[[str], str]) -> Callable[[SecretStr | None], Secret
 _database = _checked(urls.check_database)
 _broker = _checked(urls.check_broker)
 _results = _checked(urls.check_results)
-
-
-class Price(Record):
-    """What a million tokens cost."""
-
-    input: float = Field(ge=0, allow_inf_nan=False)
-    output: float = Field(ge=0, allow_inf_nan=False)
-
-    _numbers = field_validator("*", mode="before")(_no_switch)
-
-    def of(self, usage: Usage) -> float:
-        return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1_000_000
 
 
 class LoopLimits(Record):
@@ -228,7 +217,19 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     # the model
-    model: str = Field("", description="name that the endpoint knows; needed unless replaying")
+    model: str = Field(
+        "", description="of the table models, or as the endpoint knows it; needed unless replaying"
+    )
+    fallbacks: Words = Field((), description="models that are asked in turn when one is down")
+    planner_model: str | None = Field(
+        None, min_length=1, description="gives a job's first reply, which sets its course"
+    )
+    summariser_model: str | None = Field(
+        None, min_length=1, description="sums up what no longer fits into the window"
+    )
+    models: dict[str, ModelEntry] = Field(
+        default_factory=dict, description="models by names of one's own, each with its endpoint"
+    )
     base_url: str | None = Field(None, description="OpenAI-compatible endpoint (OPENAI_BASE_URL)")
     api_key: SecretStr | None = Field(None, description="OPENAI_API_KEY")
     model_timeout_s: float = Field(
@@ -240,8 +241,12 @@ class Settings(BaseSettings):
     send_reasoning: bool = Field(
         default=False, description="send reasoning_content back to the endpoint"
     )
-    text_calls: bool = Field(
-        default=True, description="take a reply that is a call in text as a call"
+    stream: bool = Field(default=False, description="ask for replies in pieces")
+    tool_protocol: ToolProtocol = Field(
+        "auto", description="calls: native; text, for models that cannot; auto: as it works"
+    )
+    max_concurrent: int | None = Field(
+        None, ge=1, le=1024, description="requests at a time to an endpoint, from all of this host"
     )
     prices: dict[str, Price] = Field(default_factory=dict, description="per million tokens")
 
@@ -362,12 +367,13 @@ class Settings(BaseSettings):
     def _is_no_switch(cls, value: object, info: ValidationInfo) -> object:
         """Refuse `cpus = true`, which pydantic takes for 1."""
         is_switch = cls.model_fields[info.field_name or ""].annotation is bool
-        return value if is_switch else _no_switch(value)
+        return value if is_switch else no_switch(value)
 
     @model_validator(mode="after")
     def _agrees(self) -> Settings:
-        if self.max_cost is not None and self.model and self.model not in self.prices:
-            raise ValueError(f"max_cost needs a price for {self.model!r} in the table [prices]")
+        free = next((name for name in self.asked if self.choice(name).price is None), None)
+        if self.max_cost is not None and free is not None:
+            raise ValueError(f"max_cost needs a price for {free!r} in the table [prices]")
         if not self.loop_nudge <= self.loop_block <= self.loop_stop:
             raise ValueError("loop_nudge <= loop_block <= loop_stop must hold")
         if self.call_timeout_s > self.max_call_timeout_s:
@@ -382,6 +388,34 @@ class Settings(BaseSettings):
             )
         self.limits()
         return self
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The names of all models that a job may ask."""
+        if not self.model:
+            return ()
+        names = (self.model, *self.fallbacks, self.planner_model, self.summariser_model)
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    def choice(self, name: str) -> ModelChoice:
+        """The model of that name: of the table, or the endpoint's own name for it."""
+        entry = self.models.get(name, ModelEntry())
+        model, place = entry.model or name, f"models.{name}"
+        is_elsewhere = entry.base_url is not None
+        has_own_key = is_elsewhere or entry.api_key is not None or entry.api_key_env is not None
+        own = {
+            field: getattr(self if getattr(entry, field) is None else entry, field)
+            for field in ModelChoice.model_fields.keys() & ModelEntry.model_fields.keys()
+        }
+        own["api_key"] = entry.api_key if has_own_key else self.api_key
+        own["model"] = model
+        return ModelChoice(
+            name=name,
+            key_name=(entry.api_key_env or f"{place}.api_key") if has_own_key else "OPENAI_API_KEY",
+            url_name=f"{place}.base_url" if is_elsewhere else "OPENAI_BASE_URL",
+            price=self.prices.get(name) or self.prices.get(model),
+            **own,
+        )
 
     @property
     def home(self) -> Path:
@@ -487,7 +521,7 @@ class Loaded(Record):
         for name, shown, origin in self.rows():
             value = getattr(self.settings, name)
             is_unset = value is None or value in ("", (), {})
-            said = str(shown) if name in _SECRETS else _said(name, value)
+            said = str(shown) if name in _SECRETS | {"base_url"} else _said(name, value)
             yield name, unset.get(name, "none") if is_unset else said, origin
 
 
@@ -502,8 +536,16 @@ def _plain(name: str, value: object) -> object:
         case tuple():
             return list(value)
         case dict():
-            return {model: price.model_dump() for model, price in value.items()}
-    return value
+            return {name: _table(entry) for name, entry in value.items()}
+    return urls.without_password(str(value)) if name == "base_url" and value else value
+
+
+def _table(entry: Record) -> dict[str, Any]:
+    """An entry of a table as JSON has it; of a key there are only stars."""
+    said = entry.model_dump(mode="json", exclude_none=True)
+    if "base_url" in said:
+        said["base_url"] = urls.without_password(said["base_url"])
+    return said
 
 
 def _said(name: str, value: object) -> str:
@@ -518,8 +560,9 @@ def _said(name: str, value: object) -> str:
         case tuple():
             return ", ".join(value)
         case dict():
-            prices = ((model, price.input, price.output) for model, price in value.items())
-            return ", ".join(f"{model} (input {i:g}, output {o:g})" for model, i, o in prices)
+            tables = ((key, _table(entry).items()) for key, entry in value.items())
+            rows = ((key, ", ".join(f"{k} {_said('', v)}" for k, v in row)) for key, row in tables)
+            return ", ".join(f"{key} ({row})" if row else key for key, row in rows)
     return str(value)
 
 
@@ -540,9 +583,21 @@ def load_settings(
         values.update(layer)
         origins.update(dict.fromkeys(layer, origin))
     try:
-        return Loaded(settings=Settings(**values), origins=origins)
+        settings = Settings(**values)
     except ValidationError as error:
         raise SettingsInvalid(_explain(error, values, origins)) from None
+    models = {name: _with_key(entry) for name, entry in settings.models.items()}
+    kept = settings.model_copy(update={"models": models}) if models else settings
+    return Loaded(settings=kept, origins=origins)
+
+
+def _with_key(entry: ModelEntry) -> ModelEntry:
+    """Read an entry's key from its variable; where there is none, whoever needs it says so."""
+    if (variable := entry.api_key_env) is None:
+        return entry
+    file = f"{variable}_FILE"
+    key = _secret(file) if os.environ.get(file) else os.environ.get(variable)
+    return entry.with_key(key) if key else entry
 
 
 def _file_layers() -> list[tuple[dict[str, Any], str]]:
@@ -573,16 +628,25 @@ def _environment_layers() -> list[tuple[dict[str, Any], str]]:
     try:
         own = EnvSettingsSource(Settings, env_ignore_empty=True)()
     except SettingsError as error:
-        # Prices are the one setting that is read as JSON here.
-        given = os.environ.get(f"{PREFIX}PRICES", "")
-        raise SettingsInvalid(
-            f"{PREFIX}PRICES = {given!r}: is not JSON; write it like "
-            '{"MODEL": {"input": 0.4, "output": 1.6}}'
-        ) from error
+        raise SettingsInvalid(_no_json()) from error
     layers = [({key: foreign[key]}, var) for var, key in _FOREIGN.items() if key in foreign]
     layers += [({key: own[key]}, f"{PREFIX}{key.upper()}") for key in own]
     named = ((var, key) for var, key in SECRET_FILES.items() if os.environ.get(var))
     return layers + [({key: _secret(var)}, var) for var, key in named]
+
+
+def _no_json() -> str:
+    """What to say of the first of the tables that is no JSON; the models' may have keys in it."""
+    for name, example in _TABLES.items():
+        variable = f"{PREFIX}{name.upper()}"
+        given = os.environ.get(variable, "")
+        try:
+            if given:
+                json.loads(given)
+        except ValueError:
+            shown = "" if name == "models" else f" = {given!r}"
+            return f"{variable}{shown}: is not JSON; write it like {example}"
+    raise AssertionError("only tables are read as JSON")
 
 
 def _secret(variable: str) -> str:
@@ -635,7 +699,14 @@ def _place(loc: tuple[int | str, ...], values: dict[str, Any]) -> tuple[str, str
         if part not in value:
             return ".".join(map(str, loc)), ""
         value = value[part]
-    return ".".join(map(str, loc)), " = ***" if loc[0] in _SECRETS else f" = {value!r}"
+    return ".".join(map(str, loc)), f" = {value!r}" if _may_be_shown(loc) else " = ***"
+
+
+def _may_be_shown(loc: tuple[int | str, ...]) -> bool:
+    """Whether what stands there cannot have a secret in it, not even by mistake."""
+    if loc[0] == "models":
+        return loc[-1] in ModelEntry.model_fields.keys() - _SECRETS - {"base_url"}
+    return loc[0] not in _SECRETS | {"base_url"}
 
 
 def _why(error: ErrorDetails, *, is_size: bool) -> str:

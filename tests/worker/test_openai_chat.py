@@ -14,6 +14,7 @@ from email.utils import format_datetime
 import pytest
 from werkzeug import Response
 
+from worker.endpoints import Price
 from worker.errors import (
     Cancelled,
     ContextTooLong,
@@ -26,7 +27,6 @@ from worker.messages import Finish, Message, Role
 from worker.models.base import Model, Request
 from worker.models.failures import retry_after
 from worker.models.openai_chat import OpenAIChat, Retries
-from worker.settings import Price
 from worker.testing import say
 
 SYSTEM = Message(role=Role.SYSTEM, content="s")

@@ -9,9 +9,10 @@ import pytest
 from annotated_types import Le
 
 from worker.builtin import Workplace, builtin_tools
+from worker.endpoints import Price
 from worker.errors import SettingsInvalid
 from worker.messages import Usage
-from worker.settings import MOST, TOOLS, Price, Settings, load_settings, parse_size
+from worker.settings import MOST, TOOLS, Settings, load_settings, parse_size
 from worker.store import sql
 
 
@@ -220,7 +221,8 @@ def test_a_store_counts_with_the_most_memory_as_it_is():
         ("memory = 1", "(default 512 MiB)"),
         ("cpus = true", "cpus = True (caisson.toml): is not a number"),
         ("pids = 8.5", "pids = 8.5 (caisson.toml): is not a whole number"),
-        ("text_calls = 'x'", "is neither true nor false"),
+        ("stream = 'x'", "is neither true nor false"),
+        ("tool_protocol = 'xml'", "must be 'auto', 'native' or 'text'"),
         ('driver = "podman"', "must be 'docker' or 'process'"),
         ("image = 1", "image = 1 (caisson.toml): is not text"),
         ("tools = 3", "tools = 3 (caisson.toml): is not a list"),
@@ -263,7 +265,7 @@ def test_people_are_shown_sizes_with_a_unit_and_what_an_unset_value_comes_to(mon
     assert rows["workspace_size"] == "576 MiB (3/8 of memory)"
     assert rows["pool_memory"] == "none (96 MiB for each slot and one more)"
     assert rows["prices"] == "m (input 0.4, output 2)"
-    assert (rows["text_calls"], rows["job_timeout_s"]) == ("true", "3600")
+    assert (rows["stream"], rows["job_timeout_s"]) == ("false", "3600")
     assert rows["tools"].startswith("python_interpreter, shell, ")
 
 
@@ -345,3 +347,133 @@ def test_a_command_may_have_defaults_of_its_own(monkeypatch):
     monkeypatch.setenv("CAISSON_MAX_CALL_TIMEOUT_S", "450")
     loaded = load_settings({}, {"max_call_timeout_s": 500.0})
     assert loaded.settings.max_call_timeout_s == 450.0
+
+
+# ---- models
+
+
+ELSEWHERE = """
+model = "far"
+max_output_tokens = 900
+
+[models.far]
+model = "big-1"
+base_url = "https://far.example/v1"
+api_key_env = "FAR_KEY"
+context_tokens = 9000
+
+[models.near]
+temperature = 0.5
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    (tmp_path / "caisson.toml").write_text(ELSEWHERE)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_model_of_the_table_has_its_own_values_and_else_the_plain_ones(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-plain-one")
+    monkeypatch.setenv("FAR_KEY", "sk-far-one")
+    settings = load_settings().settings
+    far, near, other = (settings.choice(name) for name in ("far", "near", "other"))
+    assert (far.model, far.base_url, far.context_tokens) == (
+        "big-1",
+        "https://far.example/v1",
+        9000,
+    )
+    assert far.api_key.get_secret_value() == "sk-far-one"
+    assert (far.max_output_tokens, near.max_output_tokens) == (900, 900)
+    assert (near.model, near.temperature, near.base_url) == ("near", 0.5, None)
+    assert near.api_key.get_secret_value() == "sk-plain-one"
+    assert (other.model, other.temperature) == ("other", None)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_no_address_is_sent_the_key_of_another(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-plain-one")
+    far = load_settings().settings.choice("far")
+    assert far.api_key is None
+    assert far.key_name == "FAR_KEY"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_key_may_be_in_a_file(monkeypatch, tmp_path):
+    (tmp_path / "key").write_text("sk-of-the-file\n")
+    monkeypatch.setenv("FAR_KEY_FILE", str(tmp_path / "key"))
+    assert load_settings().settings.choice("far").api_key.get_secret_value() == "sk-of-the-file"
+    monkeypatch.setenv("FAR_KEY_FILE", str(tmp_path / "none"))
+    assert refused().startswith("FAR_KEY_FILE = ")
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_keys_of_the_table_are_shown_nowhere_and_go_with_no_job(monkeypatch):
+    monkeypatch.setenv("FAR_KEY", "sk-far-one")
+    loaded = load_settings()
+    shown = [repr(loaded), *map(str, loaded.rows()), *map(str, loaded.said_rows())]
+    shown += [
+        str(loaded.chosen()),
+        str(loaded.settings.settled()),
+        repr(loaded.settings.choice("far")),
+    ]
+    assert "sk-far" not in "".join(shown)
+    assert "models" not in loaded.chosen()
+    assert loaded.chosen()["model"] == "far"
+    with pytest.raises(SettingsInvalid, match="models is no setting that a job may bring"):
+        loaded.settings.overlaid({"models": {}})
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('base_url = "far.example/v1"', "models.m.base_url = *** (caisson.toml): is no http(s)"),
+        ("temperature = 3", "models.m.temperature = 3 (caisson.toml): must be at most 2"),
+        ("temperature = true", "models.m.temperature = True (caisson.toml): is not a number"),
+        ("context_tokens = 5", "models.m.context_tokens = 5 (caisson.toml): must be at least 1024"),
+        ("max_concurrent = 0", "models.m.max_concurrent = 0 (caisson.toml): must be at least 1"),
+        ('tool_protocol = "xml"', "must be 'auto', 'native' or 'text'"),
+        ('api_kee = "sk-secret"', "models.m.api_kee = *** (caisson.toml): is not known"),
+        ('api_key = ["sk-secret"]', "models.m.api_key = *** (caisson.toml): is not text"),
+        ('api_key = "sk-secret"\napi_key_env = "X"', "leave one of them out"),
+        ('model = ""', "models.m.model = '' (caisson.toml): is empty"),
+    ],
+)
+def test_a_wrong_value_of_a_model_is_named_without_its_secrets(tmp_path, table, says):
+    (tmp_path / "caisson.toml").write_text(f"[models.m]\n{table}\n")
+    text = refused()
+    assert says in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    "text", ['{"m": "sk-secret"}', '["sk-secret"]', '{"m": sk-secret}', '"sk-secret"']
+)
+def test_models_of_a_variable_are_refused_without_being_shown(monkeypatch, text):
+    monkeypatch.setenv("CAISSON_MODELS", text)
+    told = refused()
+    assert "secret" not in told
+    assert "models" in told.lower()
+
+
+def test_models_may_come_from_a_variable(monkeypatch):
+    monkeypatch.setenv("CAISSON_MODELS", '{"m": {"model": "n", "api_key": "k"}}')
+    monkeypatch.setenv("CAISSON_FALLBACKS", "m, o")
+    settings = load_settings({"model": "p"}).settings
+    assert settings.choice("m").model == "n"
+    assert settings.asked == ("p", "m", "o")
+
+
+def test_a_limit_of_cost_needs_the_price_of_every_model_that_may_be_asked():
+    price = {"m": Price(input=1, output=1)}
+    for role in ({"fallbacks": "n"}, {"planner_model": "n"}, {"summariser_model": "n"}):
+        assert "needs a price for 'n'" in refused(max_cost=1.0, model="m", prices=price, **role)
+    entry = {"e": {"model": "m"}}  # a price may be that of the model's name at its endpoint
+    assert Settings(max_cost=1.0, model="e", prices=price, models=entry).choice("e").price
+
+
+def test_a_job_brings_names_of_models_and_the_worker_has_their_endpoints():
+    own = Settings(models={"far": {"base_url": "http://far/v1", "api_key": "k"}})
+    got = own.overlaid({"model": "far", "fallbacks": ["near"], "tool_protocol": "text"})
+    assert got.choice(got.model).base_url == "http://far/v1"
+    assert got.fallbacks == ("near",)

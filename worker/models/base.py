@@ -17,6 +17,7 @@ class Request(Record):
     tools: tuple[Wire, ...] = ()
     max_output_tokens: int = 4096
     turn: int = 0  # how many replies the job has already
+    is_summary: bool = False  # beside the job's turns: never recorded, nor in a recording
 
     @property
     def tool_names(self) -> frozenset[str]:

@@ -17,13 +17,13 @@ import httpx2
 import openai
 from pydantic import SecretStr
 
+from worker.endpoints import Price
 from worker.errors import Cancelled, ModelRefused, ModelTimeout, ModelUnavailable
 from worker.messages import Message, Record, Reply, Role, Usage, Wire
 from worker.models.base import TOKENS_PER_CHAR, Request
 from worker.models.exchange import Line
 from worker.models.failures import Again, Endpoint, from_status, from_text
 from worker.models.normal import normal_finish, normal_message
-from worker.settings import Price
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1

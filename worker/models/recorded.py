@@ -14,7 +14,13 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from worker.errors import Cancelled, InputInvalid, RecordingInvalid, Stop
+from worker.errors import (
+    Cancelled,
+    InputInvalid,
+    ModelUnavailable,
+    RecordingInvalid,
+    Stop,
+)
 from worker.messages import Reply, Wire
 from worker.models.base import Request
 from worker.models.normal import normal_finish, normal_message
@@ -43,6 +49,8 @@ class RecordedModel:
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
         del timeout_s, is_cancelled
+        if request.is_summary:
+            raise ModelUnavailable(f"{self.name} has no summaries")
         if request.turn >= len(self._replies):
             raise Stop(
                 f"the recording has no more replies after {len(self._replies)}",

@@ -42,6 +42,8 @@ class RecordingModel:
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
         reply = self._model.reply(request, timeout_s=timeout_s, is_cancelled=is_cancelled)
+        if request.is_summary:
+            return reply
         try:
             with self._path.open("a" if request.turn else "w", encoding="utf-8") as lines:
                 lines.write(line_of(reply))

@@ -1,0 +1,99 @@
+"""Which models there are: where each of them is, how it is to be asked, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from worker.messages import Record, Usage
+
+ToolProtocol = Literal["auto", "native", "text"]
+_ADDRESS = re.compile(r"https?://[^/\s]", re.IGNORECASE)
+
+
+def no_switch(value: object) -> object:
+    """Refuse `true` where a number is wanted, which pydantic takes for 1."""
+    if isinstance(value, bool):
+        raise ValueError("is not a number")  # noqa: TRY004 - pydantic wants a ValueError
+    return value
+
+
+def is_address(url: str) -> bool:
+    """Whether it can be the address of an endpoint."""
+    return _ADDRESS.match(url) is not None
+
+
+class Price(Record):
+    """What a million tokens cost."""
+
+    input: float = Field(ge=0, allow_inf_nan=False)
+    output: float = Field(ge=0, allow_inf_nan=False)
+
+    _numbers = field_validator("*", mode="before")(no_switch)
+
+    def of(self, usage: Usage) -> float:
+        return (usage.input_tokens * self.input + usage.output_tokens * self.output) / 1_000_000
+
+
+class ModelEntry(Record):
+    """A table `[models.NAME]`: a model by a name of one's own.
+
+    What is unset is as in the settings of the same names, but an entry with an address of its own
+    is never sent the key that belongs to another address.
+    """
+
+    model: str | None = Field(None, min_length=1, description="at the endpoint; default: NAME")
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    api_key_env: str | None = Field(
+        None, min_length=1, description="the variable that has the key, or, with _FILE, its file"
+    )
+    context_tokens: int | None = Field(None, ge=1024)
+    max_output_tokens: int | None = Field(None, ge=16)
+    temperature: float | None = Field(None, ge=0, le=2)
+    send_reasoning: bool | None = None
+    stream: bool | None = None
+    tool_protocol: ToolProtocol | None = None
+    max_concurrent: int | None = Field(None, ge=1, le=1024)
+
+    _numbers = field_validator(
+        "context_tokens", "max_output_tokens", "temperature", "max_concurrent", mode="before"
+    )(no_switch)
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_address(cls, url: str | None) -> str | None:
+        if url is not None and not is_address(url):
+            raise ValueError("is no http(s) address")
+        return url
+
+    @model_validator(mode="after")
+    def _has_one_key(self) -> ModelEntry:
+        if self.api_key is not None and self.api_key_env is not None:
+            raise ValueError("has api_key and api_key_env; leave one of them out")
+        return self
+
+    def with_key(self, key: str) -> ModelEntry:
+        """The entry as it is asked, its key read from where it is kept."""
+        return self.model_copy(update={"api_key": SecretStr(key)})
+
+
+class ModelChoice(Record):
+    """A model with everything that is needed to ask it."""
+
+    name: str = Field(description="in our settings")
+    model: str = Field(description="at the endpoint")
+    base_url: str | None
+    api_key: SecretStr | None
+    key_name: str = Field(description="what to set for another key")
+    url_name: str = Field(description="what to set for another address")
+    context_tokens: int
+    max_output_tokens: int
+    temperature: float | None
+    send_reasoning: bool
+    stream: bool
+    tool_protocol: ToolProtocol
+    max_concurrent: int | None
+    price: Price | None
