@@ -21,7 +21,7 @@ from sandbox.mounts import check_mounts
 from sandbox.types import Limits, Mount, SandboxSpec
 from worker.budget import BudgetHook
 from worker.builtin import Workplace, builtin_tools
-from worker.context import Window
+from worker.context import Window, WindowHook
 from worker.endpoints import ModelChoice, ToolProtocol, is_address
 from worker.errors import InputInvalid
 from worker.hooks import Hook, Hooks, Landing
@@ -288,11 +288,12 @@ def build(settings: Settings, model: Model, place: Workplace, more: Iterable[Hoo
     limits = settings.loop_limits()
     choice = settings.choice(settings.model)
     replies = ReplyHook(limits, tool_names=tools.names, reply_tokens=choice.max_output_tokens)
+    summariser = make_summariser(settings, model) if settings.summaries else None
     return Loop(
         model=model,
         tools=tools,
         # after a reply they run in reverse: a last turn is an end before anything else is judged
-        hooks=Hooks([BudgetHook(), replies, LoopHook(limits), Landing(), *more]),
-        window=Window(choice.context_tokens, choice.max_output_tokens),
+        hooks=Hooks([BudgetHook(), replies, LoopHook(limits), Landing(), WindowHook(), *more]),
+        window=Window(choice.context_tokens, choice.max_output_tokens, summariser),
         model_timeout_s=settings.model_timeout_s,
     )

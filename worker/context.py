@@ -1,189 +1,149 @@
 """What the model is sent: the history, made to fit its window, and valid.
 
-The system prompt and the goal always stay. What is cut, in this order: the text of old tool
-results, whole steps (a reply together with the results of its calls), the middle of what is left.
-A call and its result are never parted.
+The system prompt and the goal always stay, and a call and its result are never parted. What does
+not fit is summed up (`worker.summing`), and made smaller by `worker.fitting`. How large the window
+really is, endpoints tell by refusing a request or by counting too few tokens; that is stored, and
+holds for the rest of the job.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
+from math import ceil
 
-from worker.conversation import KEPT_CHARS, Conversation, Messages
+from worker.conversation import Conversation
+from worker.counting import density, expected_tokens, is_low, is_rest
 from worker.errors import ContextTooLong, Stop
+from worker.fitting import fit
 from worker.history import History
-from worker.hooks import Run
-from worker.messages import Message, Reply, Wire
+from worker.hooks import Hook, Run
+from worker.messages import Reply, WindowLearnt, Wire
 from worker.models.base import TOKENS_PER_CHAR, Model, Request
-from worker.prompts import notice
+from worker.summing import Room, sum_up
 
 _log = logging.getLogger(__name__)
 _TRIES = 4
+_LEAST_REPLY = 16  # tokens that a reply may take, however full the window is
+_LEAST_WINDOW = 1000  # tokens; who counts fewer does not cut, but counts otherwise
+_REMEDY = "Raise its window (Ollama: num_ctx in a Modelfile) or set context_tokens to {tokens}"
 
 
 def tokens_per_char(history: History) -> float:
-    """How many tokens a character is, by what the endpoint last counted for a known request.
-
-    Held near what is possible: an endpoint that cuts prompts without a word counts too few.
-    """
+    """How many tokens a character is, by what the endpoint last counted for a known request."""
     if (reply := history.counted) is None:
         return TOKENS_PER_CHAR
-    measured = 1.05 * reply.usage.input_tokens / reply.request_chars
-    return min(1.5, max(0.15, measured))
-
-
-class Fitted(NamedTuple):
-    """Messages that fit, and their size in characters."""
-
-    messages: Messages
-    chars: int
+    return min(1.5, max(0.15, 1.05 * density(reply)))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The model's window in tokens, and how much of it a reply may take."""
+    """The model's window in tokens, and how much of it a reply may take.
+
+    `summariser` sums up the steps that no longer fit; without one they are left out.
+    """
 
     tokens: int = 32_768
     reply_tokens: int = 4096
+    summariser: Model | None = None
 
     def ask(self, run: Run, model: Model, tools: Sequence[Wire], timeout_s: float) -> Reply:
         """Ask `model` with as much of the history as fits.
 
-        An endpoint that finds the request too long makes it shorter a few times, then ends the
-        job (`Stop`) with the numbers; all of that within `timeout_s`. Raises what `Model.reply`
-        raises.
+        Where steps must be left out, they are summed up first, in half of the time at most. An
+        endpoint that finds the request too long makes it shorter a few times, then ends the job
+        (`Stop`) with the numbers; all of that within `timeout_s`. Raises what `Model.reply` raises.
         """
-        tokens, sent = self.tokens, 0
         deadline = time.monotonic() + timeout_s
+        refused = 0
         for _ in range(_TRIES):
-            request, chars = self._sized(run.history, tools, tokens)
+            self._sum_up(run, tools, deadline)
+            request, chars = self._sized(run.history, tools)
+            if refused and chars >= refused:
+                break
             left_s = max(0.0, deadline - time.monotonic())
             try:
                 reply = model.reply(request, timeout_s=left_s, is_cancelled=run.is_cancelled)
             except ContextTooLong as error:
                 _log.warning("request of %d characters is too long: %s", chars, error)
-                if chars == sent:
-                    break
-                tokens, sent = min(error.window or tokens, tokens) * 2 // 3, chars
+                self._learn(run, request, chars, error)
+                refused = chars
             else:
-                self._check_usage(run, reply, chars)
                 return reply.model_copy(update={"request_chars": chars})
+        tokens = int(refused * tokens_per_char(run.history))
         raise Stop(
-            f"the context cannot be made small enough: {sent} characters were refused, with a "
-            f"window of {self.tokens} tokens (context_tokens)",
+            f"the context cannot be made small enough: {refused} characters (about {tokens} "
+            f"tokens) were refused, with a window of {self.tokens} tokens (context_tokens)",
             kind="ContextTooSmall",
         )
 
-    def request(
-        self, history: History, tools: Sequence[Wire], tokens: int | None = None
-    ) -> Request:
+    def request(self, history: History, tools: Sequence[Wire]) -> Request:
         """Build the next request; raises `RequestInvalid` if it is not one (a fault of ours)."""
-        return self._sized(history, tools, tokens or self.tokens)[0]
+        return self._sized(history, tools)[0]
 
-    def _sized(self, history: History, tools: Sequence[Wire], tokens: int) -> tuple[Request, int]:
+    def _room(self, history: History) -> tuple[int, int]:
+        """The tokens that there are for a request, and those for its reply."""
+        tokens = min(self.tokens, history.window_tokens or self.tokens)
+        reply_tokens = min(self.reply_tokens, tokens // 3)
+        return tokens - reply_tokens, reply_tokens
+
+    def _sized(self, history: History, tools: Sequence[Wire]) -> tuple[Request, int]:
         """Build the next request; returns it with its size in characters."""
-        room = max(tokens - min(self.reply_tokens, tokens // 3), tokens // 3)
+        room, reply_tokens = self._room(history)
+        rate = tokens_per_char(history)
         said = history.view(Conversation)
         said.grow(history)
         tools_chars = said.tools_chars(tools)
-        fitted = fit(said, int(room / tokens_per_char(history)) - tools_chars)
+        fitted = fit(said, int(room / rate) - tools_chars)
+        chars = fitted.chars + tools_chars
+        beyond = max(0, ceil(chars * rate) - room)
         request = Request(
             messages=fitted.messages,
             tools=tuple(tools),
-            max_output_tokens=min(self.reply_tokens, tokens // 3),
+            max_output_tokens=max(_LEAST_REPLY, reply_tokens - beyond),
             turn=len(history.turns) - 1,
         )
-        return request, fitted.chars + tools_chars
+        return request, chars
 
-    def _check_usage(self, run: Run, reply: Reply, chars: int) -> None:
-        """Say so when an endpoint must have cut the prompt: it counted far fewer tokens."""
-        counted, least = reply.usage.input_tokens, int(chars * 0.12)
-        if counted and counted < least and not _was_cut(run.history):
-            run.remark(
-                f"the endpoint counted {counted} tokens for a request of about {2 * least}: it "
-                f"probably cut the prompt. Raise its window (Ollama: num_ctx in a Modelfile) or "
-                f"set context_tokens to {counted}"
-            )
+    def _sum_up(self, run: Run, tools: Sequence[Wire], deadline: float) -> None:
+        """Have the steps summed up that do not fit any more, once between two replies."""
+        if self.summariser is None or run.history.landing or run.history.last.is_summed_up:
+            return
+        tokens, reply_tokens = self._room(run.history)
+        said = run.history.view(Conversation)
+        said.grow(run.history)
+        chars = int(tokens / tokens_per_char(run.history))
+        room = Room(chars, chars - said.tools_chars(tools), reply_tokens)
+        sum_up(run, self.summariser, room, (deadline - time.monotonic()) / 2)
 
-
-def _was_cut(history: History) -> bool:
-    return any(turn.reply and _is_cut(turn.reply) for turn in reversed(history.turns))
-
-
-def _is_cut(reply: Reply) -> bool:
-    return 0 < reply.usage.input_tokens < int(reply.request_chars * 0.12)
-
-
-# ---- making it fit
+    def _learn(self, run: Run, request: Request, chars: int, error: ContextTooLong) -> None:
+        """Keep in mind what an endpoint takes that has found a request too long."""
+        asked = ceil(chars * tokens_per_char(run.history)) + request.max_output_tokens
+        is_told = error.window is not None and error.window < asked
+        tokens = error.window if is_told and error.window else max(1, asked * 2 // 3)
+        why = f"a request of about {asked} tokens was too long ({error}); from now on they are kept"
+        run.append(WindowLearnt(tokens=tokens, why=f"{why} within {tokens}"))
 
 
-def fit(said: Conversation, budget: int) -> Fitted:
-    """Make a conversation fit into `budget` characters, as far as that is possible."""
-    cleared = _first(said.most_cleared, budget, lambda n: said.chars(cleared=n))
-    dropped = _first(len(said) - 1, budget, lambda n: said.chars(n, cleared))
-    head, groups = said.head, said.groups(dropped, cleared)
-    chars = said.chars(dropped, cleared)
-    if dropped:
-        head = _noted(head, notice("left_out", count=dropped))
-        chars += len(head[-1].text) - len(said.head[-1].text)
-    if chars > budget:
-        chars -= _cut_largest(groups, chars - budget)
-        full, head = head, _cut_goal(head, chars - budget)
-        chars -= len(full[-1].text) - len(head[-1].text)
-    return Fitted((*head, *chain.from_iterable(groups)), chars)
+class WindowHook(Hook):
+    """Notices an endpoint that cuts prompts without a word, and what it leaves of them."""
 
-
-def _first(most: int, budget: int, chars: Callable[[int], int]) -> int:
-    """The least number up to `most` with which the size is within the budget, else `most`.
-
-    The size does not grow with the number.
-    """
-    return bisect_left(range(max(0, most)), -budget, key=lambda number: -chars(number))
-
-
-def _noted(head: Messages, text: str) -> Messages:
-    last = head[-1]
-    return (*head[:-1], last.model_copy(update={"content": f"{last.text}\n\n{text}"}))
-
-
-def _cut_largest(groups: list[Messages], excess: int) -> int:
-    """Cut the middle out of the largest texts until `excess` characters are gone.
-
-    Returns how many are gone.
-    """
-    sizes = [
-        (len(message.text), i, j)
-        for i, group in enumerate(groups)
-        for j, message in enumerate(group)
-        if len(message.text) > KEPT_CHARS
-    ]
-    left = excess
-    for size, i, j in sorted(sizes, key=lambda found: -found[0]):
-        if left <= 0:
-            break
-        after = _cut(groups[i][j], left)
-        groups[i] = (*groups[i][:j], after, *groups[i][j + 1 :])
-        left -= size - len(after.text)
-    return excess - left
-
-
-def _cut_goal(head: Messages, excess: int) -> Messages:
-    """As the last resort: a goal larger than the window loses its middle, never its ends."""
-    return (*head[:-1], _cut(head[-1], excess)) if excess > 0 else head
-
-
-def _cut(message: Message, excess: int) -> Message:
-    text = message.text
-    keep = max(KEPT_CHARS, len(text) - excess - len(notice("cut", count=len(text))) - 8)
-    if keep >= len(text):
-        return message
-    tail = keep // 3
-    middle = notice("cut", count=len(text) - keep)
-    cut = f"{text[: keep - tail]}\n{middle}\n{text[len(text) - tail :]}"
-    return message.model_copy(update={"content": cut})
+    def after_model(self, run: Run, reply: Reply) -> None:
+        history = run.history
+        if history.counted is reply or not is_low(reply, history.counted):
+            return
+        counted = reply.usage.input_tokens
+        expected = round(expected_tokens(reply.request_chars, history.counted))
+        before = history.turns[-2].reply
+        told = (
+            f"the endpoint counted {counted} tokens for a request of about {expected}: it probably "
+            f"cut the prompt"
+        )
+        if counted < _LEAST_WINDOW or is_rest(reply, before, history.counted):
+            if history.low_counts == 1 and history.window_tokens is None:
+                run.remark(f"{told}, or counts a part of it. {_REMEDY.format(tokens='its size')}")
+        elif counted < (history.window_tokens or counted + 1):
+            why = f"{told}. From now on it is sent no more. {_REMEDY.format(tokens=counted)}"
+            run.append(WindowLearnt(tokens=counted, why=why))

@@ -2,6 +2,7 @@
 
 Only the last step of a history still changes. So what stands before it is made into messages,
 measured and checked once, and the sums are kept: a step costs the same however many there were.
+Steps that were summed up are not sent any more; the summary stands below the goal.
 """
 
 from __future__ import annotations
@@ -13,27 +14,39 @@ from itertools import pairwise
 
 from worker.errors import RequestInvalid
 from worker.history import History, Turn
-from worker.messages import Message, Role, Wire
+from worker.messages import Message, Role, SummaryAdded, Wire
 from worker.prompts import notice
 
 _AROUND_MESSAGE = 48  # its role, ids and separators
 _AROUND_CALL = 64
 KEPT_CHARS = 400  # of a message that is cut
+KEPT_GROUPS = 2  # the latest, whose results are not cleared, and which are not summed up
 _FIRST_LINE = 200
-_KEPT_GROUPS = 2  # the latest, whose results are not cleared
 
 Messages = tuple[Message, ...]
 
 
+def size_of(text: str) -> int:
+    """The size of a text in characters, of which those beyond ASCII count twice.
+
+    They take about twice the tokens, in most scripts and with most tokenizers.
+    """
+    if text.isascii():
+        return len(text)
+    return 2 * len(text) - len(text.encode("ascii", "ignore"))
+
+
 def chars_of(messages: Iterable[Message], tools: Sequence[Wire] = ()) -> int:
-    """The size of a request, in characters: texts, and a guess for what is around them."""
-    schemas = sum(len(json.dumps(tool, ensure_ascii=False)) for tool in tools)
+    """The size of a request (see `size_of`): texts, and a guess for what is around them."""
+    schemas = sum(size_of(json.dumps(tool, ensure_ascii=False)) for tool in tools)
     return schemas + sum(map(_chars, messages))
 
 
 def _chars(message: Message) -> int:
-    calls = sum(len(c.name) + len(c.arguments) + _AROUND_CALL for c in message.tool_calls)
-    return len(message.text) + calls + _AROUND_MESSAGE
+    calls = sum(
+        size_of(call.name) + size_of(call.arguments) + _AROUND_CALL for call in message.tool_calls
+    )
+    return size_of(message.text) + calls + _AROUND_MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +74,11 @@ class Conversation:
         self._cleared_sums = [0]
         self._ids: set[str] = set()  # of calls in all groups but the last
         self._extent = (0, 0)  # of the turn in the last group
-        self._head_extent = (0, 0)
+        self._head_extent = (-1, 0, 0)  # not even an empty one was made
         self._tools: Sequence[Wire] = ()
         self._tools_chars = 0
         self.head: Messages = ()
+        self.summed_up = 0  # so many of the oldest groups are not sent any more
         self._head_chars = 0
 
     def __len__(self) -> int:
@@ -73,11 +87,14 @@ class Conversation:
     def grow(self, history: History) -> None:
         """Take in what has happened since the last time."""
         opening, turns = history.opening, history.turns
-        extent = len(opening), len(turns[0].notices)
+        summed_up = history.summary.steps if history.summary else 0
+        extent = len(opening), len(turns[0].notices), summed_up
         if extent != self._head_extent:
-            self.head = tuple(_joined([*opening, *_notices(turns[0])]))
+            head = tuple(_joined([*opening, *_notices(turns[0])]))
+            check_request(head)
+            self.head = noted(head, _told(history.summary)) if history.summary else head
             self._head_chars, self._head_extent = chars_of(self.head), extent
-        check_request(self.head)
+            self.summed_up = summed_up
         if self._groups and _extent(turns[len(self)]) != self._extent:
             del self._groups[-1], self._sums[-1], self._cleared_sums[-1]
         for turn in turns[len(self) + 1 :]:
@@ -104,10 +121,20 @@ class Conversation:
     @property
     def most_cleared(self) -> int:
         """How many of the oldest groups may be cleared."""
-        return max(0, len(self._groups) - _KEPT_GROUPS)
+        return max(0, len(self._groups) - KEPT_GROUPS)
+
+    @property
+    def head_chars(self) -> int:
+        """The size of what is always sent."""
+        return self._head_chars
+
+    def group(self, number: int) -> Group:
+        """The group of that number, from 0."""
+        return self._groups[number]
 
     def chars(self, dropped: int = 0, cleared: int = 0) -> int:
         """Its size without the oldest groups, and with those cleared that come next."""
+        dropped = max(dropped, self.summed_up)
         cleared = max(dropped, cleared)
         sums, cleared_sums = self._sums, self._cleared_sums
         short = cleared_sums[cleared] - cleared_sums[dropped]
@@ -115,6 +142,7 @@ class Conversation:
 
     def groups(self, dropped: int = 0, cleared: int = 0) -> list[Messages]:
         """All groups but the oldest, with those cleared that come next."""
+        dropped = max(dropped, self.summed_up)
         cleared = max(dropped, cleared)
         short = [group.cleared for group in self._groups[dropped:cleared]]
         return short + [group.whole for group in self._groups[cleared:]]
@@ -137,6 +165,16 @@ def _messages(turn: Turn) -> Messages:
         reply = reply.model_copy(update={"content": "(empty)"})  # some endpoints refuse none
     results = [turn.results[call.id].to_message() for call in turn.calls]
     return tuple(_joined([reply, *results, *_notices(turn)]))
+
+
+def _told(summary: SummaryAdded) -> str:
+    return notice("summary", count=summary.steps, text=summary.text)
+
+
+def noted(head: Messages, text: str) -> Messages:
+    """Put a text below the goal."""
+    last = head[-1]
+    return (*head[:-1], last.model_copy(update={"content": f"{last.text}\n\n{text}"}))
 
 
 def _notices(turn: Turn) -> list[Message]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sandbox.types import Execution, FileInfo
+from worker.counting import density, is_low
 from worker.messages import (
     Artifact,
     ArtifactsAdded,
@@ -25,8 +26,10 @@ from worker.messages import (
     SandboxOpened,
     SandboxReplaced,
     Status,
+    SummaryAdded,
     ToolCall,
     ToolResult,
+    WindowLearnt,
 )
 
 T = TypeVar("T")
@@ -42,6 +45,7 @@ class Turn:
     begun: dict[str, CallStarted] = field(default_factory=dict)
     results: dict[str, ToolResult] = field(default_factory=dict)
     notices: list[NoticeAdded] = field(default_factory=list)
+    is_summed_up: bool = False  # or it was tried to, after it and before the next one
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -71,7 +75,10 @@ class History:
     `collected_bytes` counts each version that was. `latest` are the artefacts by their names in
     the workspace, the one that was taken last at the end. `tool_calls` were begun; `lost_names` are
     the variables that went with an interpreter. `counted` is the last reply of which is known both
-    how large its request was and how many tokens that were.
+    how large its request was and how many tokens that were; `low_counts` of them were too low to be
+    believed, and after such a one it is the reply whose request had the most tokens for its size. `summary` stands for the oldest steps; `failed_summaries` came to nothing since the
+    last one that did not, `last_failed` of them after so many turns. `window_tokens` is what the
+    model was found to take.
     """
 
     def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
@@ -89,6 +96,12 @@ class History:
         self.tool_calls = 0
         self.lost_names: tuple[str, ...] = ()
         self.counted: Reply | None = None
+        self.summary: SummaryAdded | None = None
+        self.failed_summaries = 0
+        self.last_failed = 0
+        self.window_tokens: int | None = None
+        self.low_counts = 0
+        self._densest: Reply | None = None
         self._spilled: set[str] = set()
         self._calls: dict[str, ToolCall] = {}
         self._numbers: dict[str, int] = {}
@@ -112,11 +125,10 @@ class History:
                 self._add_result(event.result)
             case NoticeAdded():
                 self.turns[-1].notices.append(event)
-            case SandboxOpened():
-                self.place = event.place
-            case SandboxReplaced():
-                self.losses_in_a_row += 1
-                self.is_moved = True
+            case SummaryAdded() | WindowLearnt():
+                self._add_limit(event)
+            case SandboxOpened() | SandboxReplaced():
+                self._add_sandbox(event)
             case ArtifactsAdded():
                 self._add_artifacts(event)
         self.job = fold(self.job, event)
@@ -125,10 +137,35 @@ class History:
         self.turns.append(Turn(reply))
         self.waited_s += reply.waited_s
         if reply.request_chars and reply.usage.input_tokens:
-            self.counted = reply
+            self._add_count(reply)
         for call in reply.calls:
             self._calls[call.id] = call
             self._numbers[call.id] = len(self._numbers) + 1
+
+    def _add_count(self, reply: Reply) -> None:
+        if is_low(reply, self._densest):
+            self.low_counts += 1
+        elif self._densest is None or density(reply) > density(self._densest):
+            self._densest = reply
+        self.counted = self._densest if self.low_counts else reply
+
+    def _add_limit(self, event: SummaryAdded | WindowLearnt) -> None:
+        if isinstance(event, WindowLearnt):
+            self.window_tokens = min(event.tokens, self.window_tokens or event.tokens)
+            return
+        self.last.is_summed_up = True
+        if event.fault:
+            self.failed_summaries += 1
+            self.last_failed = len(self.turns)
+        else:
+            self.summary, self.failed_summaries = event, 0
+
+    def _add_sandbox(self, event: SandboxOpened | SandboxReplaced) -> None:
+        if isinstance(event, SandboxOpened):
+            self.place = event.place
+        else:
+            self.losses_in_a_row += 1
+            self.is_moved = True
 
     def _add_result(self, result: ToolResult) -> None:
         self.turns[-1].results[result.call_id] = result
@@ -229,6 +266,8 @@ def fold(job: Job, event: Event) -> Job:
         case ReplyAdded():
             change = {"steps": job.steps + 1, "usage": job.usage + event.reply.usage}
             return job.model_copy(update=change)
+        case SummaryAdded():
+            return job.model_copy(update={"usage": job.usage + event.usage})
         case ArtifactsAdded():
             return job.model_copy(update={"artifacts": _merged(job.artifacts, event)})
         case Ended():

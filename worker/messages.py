@@ -140,7 +140,10 @@ class Reply(Record):
     model: str = ""
     duration_s: float = 0.0
     waited_s: float = Field(0.0, description="part of the duration that was waiting to try again")
-    request_chars: int = Field(0, description="size of the request, to calibrate estimates")
+    remarks: tuple[str, ...] = Field((), description="what a person should know of how it came")
+    request_chars: int = Field(
+        0, description="size of the request (`worker.conversation.size_of`), to calibrate estimates"
+    )
 
     @property
     def text(self) -> str:
@@ -350,6 +353,29 @@ class Remarked(Happening):
     text: str
 
 
+class SummaryAdded(Happening):
+    """The oldest steps were summed up; from now on the model is sent this in their place.
+
+    An attempt that came to nothing is one too, because it may have been paid for: it has a `fault`
+    and no text, and replaces nothing.
+    """
+
+    kind: Literal["summary"] = "summary"
+    text: str = ""
+    steps: int = Field(0, ge=0, description="the summary stands for so many of the oldest steps")
+    usage: Usage = Usage()
+    model: str = ""
+    fault: str = ""
+
+
+class WindowLearnt(Happening):
+    """The model's window was found to be smaller than it was taken to be."""
+
+    kind: Literal["window"] = "window"
+    tokens: int = Field(ge=1, description="what the model takes, from now on")
+    why: str = Field("", description="for people: how it showed, and the remedy")
+
+
 class SandboxOpened(Happening):
     """The job's calls run in this sandbox from now on."""
 
@@ -393,6 +419,8 @@ Event = Annotated[
     | ResultAdded
     | NoticeAdded
     | Remarked
+    | SummaryAdded
+    | WindowLearnt
     | SandboxOpened
     | SandboxReplaced
     | ArtifactsAdded

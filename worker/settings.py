@@ -115,7 +115,7 @@ TOOLS = (
 JOB_SETTINGS = frozenset(
     {
         *("model", "model_timeout_s", "max_output_tokens", "context_tokens", "temperature"),
-        *("fallbacks", "planner_model", "summariser_model", "tool_protocol"),
+        *("fallbacks", "planner_model", "summariser_model", "tool_protocol", "summaries"),
         *("tools", "max_steps", "job_timeout_s", "max_working_s", "max_tokens"),
         *("max_tool_calls", "max_cost", "loop_nudge", "loop_block", "loop_stop"),
         *("loop_error_nudge", "loop_error_stop", "loop_cycle_length", "loop_cycle_repeats"),
@@ -237,6 +237,9 @@ class Settings(BaseSettings):
     )
     max_output_tokens: int = Field(4096, ge=16, description="of one reply")
     context_tokens: int = Field(32_768, ge=1024, description="the model's window")
+    summaries: bool = Field(
+        default=True, description="sum up old steps that no longer fit into the window"
+    )
     temperature: float | None = Field(None, ge=0, le=2)
     send_reasoning: bool = Field(
         default=False, description="send reasoning_content back to the endpoint"

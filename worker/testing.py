@@ -24,7 +24,7 @@ from sandbox.errors import (
     StaleGeneration,
 )
 from sandbox.types import Execution, FileInfo, Interpreter, Outcome, SandboxSpec
-from worker.errors import Cancelled, Stop
+from worker.errors import Cancelled, ModelUnavailable, Stop
 from worker.messages import Message, Reply, Wire
 from worker.models.base import Request
 from worker.models.normal import normal_finish, normal_message
@@ -305,28 +305,35 @@ def say(text: str | None = None, *calls: tuple[str, Wire | str], **fields: objec
 
 
 class ScriptedModel:
-    """See `worker.models.base.Model`. Keeps the requests that it was asked."""
+    """See `worker.models.base.Model`. Keeps the requests that it was asked.
+
+    Those for summaries are apart, and answered with `summaries` in their order.
+    """
 
     name = "scripted"
 
-    def __init__(self, messages: Iterable[Wire | Exception], *, repeat_last: bool = False) -> None:
+    def __init__(
+        self,
+        messages: Iterable[Wire | Exception],
+        *,
+        repeat_last: bool = False,
+        summaries: Iterable[Wire | Exception] = (),
+    ) -> None:
         self._messages: Sequence[Wire | Exception] = list(messages)
         self._repeat_last = repeat_last
+        self._summaries = iter(summaries)
         self.requests: list[Request] = []
+        self.summaries_asked: list[Request] = []
 
     def reply(
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
         del timeout_s
-        self.requests.append(request)
+        asked = self.summaries_asked if request.is_summary else self.requests
+        asked.append(request)
         if is_cancelled():
             raise Cancelled
-        turn = request.turn
-        if self._repeat_last:
-            turn = min(turn, len(self._messages) - 1)
-        if turn >= len(self._messages):
-            raise Stop("the script has no more replies", kind="RecordingExhausted")
-        message = self._messages[turn]
+        message = self._summary() if request.is_summary else self._turn(request.turn)
         if isinstance(message, Exception):
             raise message
         usage = message.get("usage", {})
@@ -338,6 +345,16 @@ class ScriptedModel:
                 "model": self.name,
             }
         )
+
+    def _turn(self, turn: int) -> Wire | Exception:
+        if self._repeat_last:
+            turn = min(turn, len(self._messages) - 1)
+        if turn >= len(self._messages):
+            raise Stop("the script has no more replies", kind="RecordingExhausted")
+        return self._messages[turn]
+
+    def _summary(self) -> Wire | Exception:
+        return next(self._summaries, ModelUnavailable("the script has no more summaries"))
 
     def close(self) -> None:
         """Nothing is held open."""

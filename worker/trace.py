@@ -41,8 +41,10 @@ from worker.messages import (
     Role,
     SandboxReplaced,
     Status,
+    SummaryAdded,
     ToolCall,
     ToolResult,
+    WindowLearnt,
 )
 from worker.sizes import said_bytes
 from worker.terminal import Activity, figures, safe, time_text, write_block, write_shortened
@@ -198,6 +200,10 @@ class Trace(View):
                 self._note("↺ told the model: ", event.text, "yellow")
             case Remarked():
                 self._note("· ", event.text, "dim")
+            case SummaryAdded() if event.text:
+                self._note(f"· notes on the first {event.steps} steps: ", event.text, "dim")
+            case WindowLearnt():
+                self._note("! ", event.why, "yellow")
             case SandboxReplaced():
                 self._note("! new sandbox: ", event.why, "yellow")
 

@@ -35,9 +35,11 @@ from worker.messages import (
     SandboxOpened,
     SandboxReplaced,
     Status,
+    SummaryAdded,
     ToolCall,
     ToolResult,
     Usage,
+    WindowLearnt,
 )
 from worker.store.base import Store, WorkerSeen
 
@@ -117,6 +119,9 @@ OF_EVERY_KIND = (
     ResultAdded(result=RESULT),
     NoticeAdded(text="t", reason="r", landing=FinishReason.LOOP, why="w"),
     Remarked(text=""),
+    SummaryAdded(text="so far", steps=3, usage=Usage(input_tokens=9, output_tokens=2), model="m"),
+    SummaryAdded(steps=4, usage=Usage(input_tokens=5, cost=0.5), fault="the summary was empty"),
+    WindowLearnt(tokens=4096, why="cut"),
     SandboxReplaced(why="gone"),
     ArtifactsAdded(artifacts=(artifact("a"), artifact("b", source="b.txt", sha256="00"))),
     ENDED,
@@ -541,6 +546,12 @@ class StoreContract:
         self.append(store, *events)
         expected = events[0].reply.usage + events[1].reply.usage
         assert store.get("one").job.usage == expected
+
+    def test_a_summary_is_paid_for_and_is_no_step(self, store, claim):
+        used = Usage(input_tokens=7, output_tokens=3, cost=0.25)
+        self.append(store, SummaryAdded(text="notes", steps=4, usage=used))
+        job = store.get("one").job
+        assert (job.steps, job.usage) == (0, used)
 
     def test_counts_of_tokens_that_are_nonsense_do_not_break_it(self, store, claim):
         usage = Usage(input_tokens=10**30, output_tokens=10**30)

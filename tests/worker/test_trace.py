@@ -32,8 +32,10 @@ from worker.messages import (
     SandboxOpened,
     SandboxReplaced,
     Status,
+    SummaryAdded,
     ToolCall,
     ToolResult,
+    WindowLearnt,
 )
 from worker.terminal import Activity
 from worker.testing import say
@@ -91,6 +93,9 @@ EVIL_EVENTS = (
     ResultAdded(result=RESULT),
     NoticeAdded(text=EVIL, reason=EVIL, why=EVIL),
     Remarked(text=EVIL),
+    SummaryAdded(text=EVIL, steps=2, model=EVIL),
+    SummaryAdded(fault=EVIL),
+    WindowLearnt(tokens=9, why=EVIL),
     SandboxReplaced(why=EVIL),
     ArtifactsAdded(artifacts=(FILE,)),
     Ended(

@@ -30,6 +30,7 @@ from worker.messages import (
     ReplyAdded,
     SandboxOpened,
     Status,
+    SummaryAdded,
     Usage,
     Wire,
 )
@@ -46,6 +47,7 @@ _AT_ONCE = 500  # ids in one query
 _MOST = 2**40  # tokens of one reply, bytes of one sandbox: no sum of them overflows
 _LONG_KEY = 200  # characters; an index of PostgreSQL takes no more than 2,700 bytes
 _ADMISSION = 0x0CA1  # sets our locks apart from those of others in the same database
+_ADVANCES = {ReplyAdded: sql.ADVANCE_BY_REPLY, SummaryAdded: sql.ADVANCE_BY_SUMMARY}
 _Row = Row[*tuple[Any, ...]]
 _SHOWN = tuple(name for name in Listed.model_fields if name not in {"job", "order"})
 
@@ -234,7 +236,7 @@ class SqlStore:
         return job.id
 
     def _append(self, connection: Connection, row: Wire, event: Event) -> int:
-        statement = sql.ADVANCE_BY_REPLY if isinstance(event, ReplyAdded) else sql.ADVANCE
+        statement = _ADVANCES.get(type(event), sql.ADVANCE)
         owner = _owner(row["job_id"], row["generation"])
         number: int = _owned(connection, statement, {**owner, **_changes(event)})
         connection.execute(sql.ADD_EVENT, {**row, "number": number})
@@ -361,12 +363,10 @@ def _changes(event: Event) -> Wire:
 
 def _told(event: Event) -> Wire:
     match event:
-        case ReplyAdded(reply=reply):
-            return {
-                "more_input": min(reply.usage.input_tokens, _MOST),
-                "more_output": min(reply.usage.output_tokens, _MOST),
-                "more_cost": reply.usage.cost,
-            }
+        case ReplyAdded():
+            return _paid(event.reply.usage)
+        case SummaryAdded():
+            return _paid(event.usage)
         case SandboxOpened(place=place, engine=engine):
             return {"place": place, "engine": engine}
         case Ended():
@@ -377,6 +377,14 @@ def _told(event: Event) -> Wire:
                 "error": packed(event.error) if event.error else None,
             }
     return {}
+
+
+def _paid(usage: Usage) -> Wire:
+    return {
+        "more_input": min(usage.input_tokens, _MOST),
+        "more_output": min(usage.output_tokens, _MOST),
+        "more_cost": usage.cost,
+    }
 
 
 def _listed(row: _Row, artifacts: tuple[Artifact, ...] = ()) -> Listed:

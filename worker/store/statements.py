@@ -214,12 +214,12 @@ ADVANCE = (
     .values(events=jobs.c.events + 1, updated_at=NOW)
     .returning(jobs.c.events)
 )
-ADVANCE_BY_REPLY = ADVANCE.values(
-    steps=jobs.c.steps + 1,
+ADVANCE_BY_SUMMARY = ADVANCE.values(
     input_tokens=jobs.c.input_tokens + _size("more_input"),
     output_tokens=jobs.c.output_tokens + _size("more_output"),
     cost=jobs.c.cost + _seconds("more_cost"),
 )
+ADVANCE_BY_REPLY = ADVANCE_BY_SUMMARY.values(steps=jobs.c.steps + 1)
 ADD_EVENT = insert(events)
 EVENT = select(events.c.generation, events.c.kind, events.c.at, events.c.body).where(
     events.c.job_id == _text("of_job"), events.c.number == _number("of_number")
