@@ -1,23 +1,22 @@
 """Read the arguments of a call as models write them.
 
 Models write JSON with raw newlines in strings, a fence around it, words after it, or code in
-triple quotes. What can be read without guessing is read, and every mending is reported. What was
-cut off is never completed: half a command is another command.
+triple quotes (see `worker.relaxed`). What can be read without guessing is read, and every mending
+is reported. What was cut off is never completed: half a command is another command.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-import json_repair
-
 from worker.errors import ArgumentsInvalid
+from worker.relaxed import Unreadable, read_value
 
-_FENCE = re.compile(r"\A\s*```[\w-]*[ \t]*\n?(?P<body>.*?)\n?[ \t]*```", re.DOTALL)
-_TRIPLE = re.compile(r'(?<=[:\[,])\s*("""|\'\'\')(?P<body>.*?)\1(?=\s*[,}\]])', re.DOTALL)
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_FENCE = re.compile(r"\s*```[\w-]*[ \t]*\n?")
+_FENCE_END = re.compile(r"\s*```")
+# Behind a value that ended too early there is the rest of a string, not words or another value.
+_AFTER = re.compile(r"""[\s}\]]*(?:\Z|[`{<#*(\[]|\w(?!.*["'`]\s*\}))""", re.DOTALL)
 _EXCERPT = 40
 
 
@@ -26,13 +25,13 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
 
     Raises `ArgumentsInvalid`, with the position, for what cannot be read.
     """
-    value, repaired = _read(text if text.strip() else "{}")
+    value, notes = _read(text if text.strip() else "{}")
     if isinstance(value, str):  # JSON in a JSON string
-        value, _ = _read(value)
-        repaired = "the arguments were a string of JSON, not an object"
+        value, more = _read(value)
+        notes = [*notes, "the arguments were a string of JSON, not an object", *more]
     if not isinstance(value, dict):
         raise ArgumentsInvalid(f"the arguments must be a JSON object, not {_kind(value)}")
-    return clean(value), repaired
+    return clean(value), "; ".join(notes) or None
 
 
 def clean(value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -46,72 +45,35 @@ def clean(value: Any) -> Any:  # noqa: ANN401 - JSON
     return value
 
 
-def _read(text: str) -> tuple[Any, str | None]:
-    try:
-        return json.loads(text), None
-    except json.JSONDecodeError as error:
-        return _mend(text, error)
-    except (RecursionError, ValueError) as error:  # depth; a number of thousands of digits
-        raise ArgumentsInvalid(f"the arguments cannot be read: {error}") from error
-
-
-def _mend(text: str, error: json.JSONDecodeError) -> tuple[Any, str]:
-    notes = []
+def _read(text: str) -> tuple[Any, list[str]]:
     fence = _FENCE.match(text)
-    body = fence["body"] if fence else text
+    try:
+        value, end, mended = read_value(text, fence.end() if fence else 0)
+    except Unreadable as error:
+        raise ArgumentsInvalid(where(error)) from error
+    notes = list(mended)
     if fence:
         notes.append("a code fence around the JSON was dropped")
-    try:
-        value, end = json.JSONDecoder(strict=False).raw_decode(body.lstrip())
-    except json.JSONDecodeError:
-        return _repair(body.strip(), error)
-    if body.lstrip()[end:].strip():
+        closing = _FENCE_END.match(text, end)
+        end = closing.end() if closing else end
+    rest = text[end:]
+    if not _AFTER.match(rest):
+        raise ArgumentsInvalid(where(Unreadable("Expecting the end", text, end)))
+    if rest.strip():
         notes.append("text after the JSON was dropped")
-    return value, "; ".join(notes) or "raw control characters in strings were escaped"
+    return value, notes
 
 
-def _repair(body: str, error: json.JSONDecodeError) -> tuple[Any, str]:
-    tripled = _TRIPLE.sub(lambda m: json.dumps(m["body"]), body)
-    if not _is_whole(tripled):
-        raise ArgumentsInvalid(_where(error)) from error
-    try:
-        return json.loads(tripled, strict=False), "triple-quoted strings were escaped"
-    except json.JSONDecodeError:
-        value = json_repair.loads(tripled)
-    if not isinstance(value, dict) or not value or _is_invented(value, tripled):
-        raise ArgumentsInvalid(_where(error)) from error
-    return value, f"the JSON was not valid ({error.msg}, {_position(error)})"
-
-
-def _is_invented(value: dict[str, Any], body: str) -> bool:
-    """The repair filled in an empty value where there was none."""
-    return any(not v and isinstance(v, str) for v in value.values()) and not re.search(
-        r"""''|"\"""", body
-    )
-
-
-def _is_whole(body: str) -> bool:
-    """Nothing was cut off: the object is closed, and so is every string in it."""
-    unquoted = _STRINGS.sub("", body)
+def where(error: Unreadable) -> str:
+    """Say why JSON cannot be read, and where."""
+    text, place = error.text, error.place
+    line = text.count("\n", 0, place) + 1
+    column = place - text.rfind("\n", 0, place)
+    before, after = text[max(0, place - _EXCERPT) : place], text[place : place + _EXCERPT]
     return (
-        body.startswith("{")
-        and body.endswith("}")
-        and '"' not in unquoted
-        and unquoted.count("{") == unquoted.count("}")
-    )
-
-
-def _where(error: json.JSONDecodeError) -> str:
-    start = max(0, error.pos - _EXCERPT)
-    before, after = error.doc[start : error.pos], error.doc[error.pos : error.pos + _EXCERPT]
-    return (
-        f"the arguments are not JSON: {error.msg} at {_position(error)}, here: "
+        f"the arguments are not JSON: {error.why} at line {line} column {column}, here: "
         f"{before!r} <HERE> {after!r}"
     )
-
-
-def _position(error: json.JSONDecodeError) -> str:
-    return f"line {error.lineno} column {error.colno}"
 
 
 def _kind(value: object) -> str:

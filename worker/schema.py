@@ -1,129 +1,224 @@
-"""Check values against the part of JSON Schema that tools need.
+"""Check values against JSON Schema: arguments of tools that are declared so, and answers.
 
-Tools that are declared as JSON Schema (in a file, by another server) enter with it. A schema with
-a keyword that would not be checked is refused at the door: a rule that is accepted and has no
-effect is worse than none.
+A schema with a rule that would not be enforced is refused at the door, because a rule that is
+accepted and has no effect is worse than none: a keyword or a format that is not known, a dialect
+that is not known, a reference to what is not in the schema (nothing is ever fetched). Names that
+begin with `x-` are remarks.
+
+Not covered: the time that a `pattern` takes, which is the business of whoever writes the schema;
+patterns are Python's.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime, time
+from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
+
+from jsonschema import (
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+    FormatChecker,
+)
+from jsonschema.exceptions import ValidationError, best_match, relevance
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import EMPTY_REGISTRY, specification_with
 
 from worker.errors import InputInvalid
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
+Schema = dict[str, Any]
+Dialect = Any  # a class of the library; they have no type in common
+
+_OLD = (Draft4Validator, Draft6Validator, Draft7Validator)  # nothing beside $ref is enforced
+_DIALECTS: dict[str, Dialect] = {
+    dialect.META_SCHEMA["$schema"].rstrip("#"): dialect
+    for dialect in (*_OLD, Draft201909Validator, Draft202012Validator)
 }
-_WORDS = {"title", "description", "default", "examples", "$schema"}
-_RULES: dict[str, Callable[[Any, Any], str | None]] = {
-    "enum": lambda v, rule: None if v in rule else f"must be one of {rule}",
-    "const": lambda v, rule: None if v == rule else f"must be {rule!r}",
-    "minimum": lambda v, rule: None if v >= rule else f"must be at least {rule}",
-    "maximum": lambda v, rule: None if v <= rule else f"must be at most {rule}",
-    "minLength": lambda v, rule: None if len(v) >= rule else f"needs at least {rule} characters",
-    "maxLength": lambda v, rule: None if len(v) <= rule else f"has more than {rule} characters",
-    "minItems": lambda v, rule: None if len(v) >= rule else f"needs at least {rule} items",
-    "maxItems": lambda v, rule: None if len(v) <= rule else f"has more than {rule} items",
-    "pattern": lambda v, rule: None if re.search(rule, v) else f"does not match {rule}",
+
+_WORDS = {
+    *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$comment", "$defs", "definitions"),
+    *("title", "description"),
+    *("default", "examples", "deprecated", "readOnly", "writeOnly"),
+    *("then", "else", "minContains", "maxContains"),  # enforced by another keyword's check
 }
-_KNOWN = _WORDS | _RULES.keys() | {"type", "properties", "required", "items"}
-_KNOWN |= {"additionalProperties"}
+_ENFORCED = ("date", "email", "ipv4", "ipv6", "regex", "uuid")  # by the library, as it stands
+_SHOWN = 80  # characters of a value
 
 
-def check_schema(schema: dict[str, Any], tool: str) -> None:
-    """Raise `InputInvalid` for a schema that cannot be enforced whole."""
-    unknown = schema.keys() - _KNOWN
-    if unknown:
-        raise InputInvalid(f"tool {tool}: schema keyword {min(unknown)!r} is not supported")
-    if (kinds := set(_listed(schema.get("type", [])))) - _TYPES.keys():
-        raise InputInvalid(f"tool {tool}: no such type: {min(kinds - _TYPES.keys())}")
-    inner = [*schema.get("properties", {}).values(), schema.get("items")]
-    for part in (*inner, schema.get("additionalProperties")):
-        if isinstance(part, dict):
-            check_schema(part, tool)
+def check_schema(schema: object, what: str) -> None:
+    """Raise `InputInvalid`, which begins with `what`, for a schema that cannot be enforced whole.
+
+    It must be an object.
+    """
+    if not isinstance(schema, dict):
+        raise InputInvalid(f"{what}: a JSON Schema is an object, not {_short(schema)}")
+    try:
+        if why := _why_not(schema):
+            raise InputInvalid(f"{what}: {why}")
+    except RecursionError:
+        raise InputInvalid(f"{what}: the schema is too deep") from None
 
 
-def faults(value: Any, schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
-    """Yield (place, what is wrong) for everything in `value` that the schema does not allow."""
-    kinds = _listed(schema.get("type", []))
-    if kinds and not any(_is_a(value, kind) for kind in kinds):
-        yield place, f"{_short(value)} is not {' or '.join(kinds)}"
+def faults(value: Any, schema: Schema) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
+    """Yield (place, what is wrong) for everything in `value` that the schema does not allow.
+
+    The schema must have passed `check_schema`.
+    """
+    seen: set[tuple[str, str]] = set()
+    try:
+        errors = sorted(_validator(schema).iter_errors(value), key=relevance, reverse=True)
+    except RecursionError:
+        yield "", "is too deep, or the schema refers to itself without end"
         return
-    for name, rule in _RULES.items():
-        if name in schema and _applies(name, value) and (wrong := rule(value, schema[name])):
-            yield place, f"{_short(value)} {wrong}"
-    if isinstance(value, dict):
-        yield from _object_faults(value, schema, place)
-    if isinstance(value, list) and isinstance(schema.get("items"), dict):
-        for i, item in enumerate(value):
-            yield from faults(item, schema["items"], f"{place}[{i}]")
+    for error in errors:
+        for fault in _faults(best_match([error]) or error):
+            if fault not in seen:
+                seen.add(fault)
+                yield fault
 
 
-def _object_faults(
-    value: dict[str, Any], schema: dict[str, Any], place: str
-) -> Iterator[tuple[str, str]]:
-    known: dict[str, Any] = schema.get("properties", {})
-    rest = schema.get("additionalProperties", False)
-    for name in schema.get("required", []):
-        if name not in value:
-            yield _join(place, name), "missing, required"
-    for name, item in value.items():
-        if name in known:
-            yield from faults(item, known[name], _join(place, name))
-        elif rest is False:
-            yield _join(place, name), "unknown argument"
-        elif isinstance(rest, dict):
-            yield from faults(item, rest, _join(place, name))
+# ---- what a schema may be
 
 
-def describe(schema: dict[str, Any]) -> str:
-    """Say in one line what arguments are expected, for a model that got them wrong."""
-    required = schema.get("required", [])
-    parts = []
-    for name, part in schema.get("properties", {}).items():
-        note = "" if name in required else ", optional"
-        parts.append(f'"{name}": {_kind(part)}{note}')
-    return "{" + "; ".join(parts) + "}"
+def _why_not(schema: Schema) -> str | None:
+    dialect = _dialect(schema)
+    if dialect is None:
+        return f"$schema {_short(schema['$schema'])} is not a dialect that is known"
+    judge = dialect(dialect.META_SCHEMA, format_checker=_formats())
+    if error := best_match(judge.iter_errors(schema)):
+        place = _place(error.absolute_path)
+        return f"not a JSON Schema{f' at {place}' if place else ''}: {_message(error)}"
+    return next(_unenforced(schema, dialect), None)
 
 
-def _kind(part: dict[str, Any]) -> str:
-    if "enum" in part:
-        return "one of " + ", ".join(map(str, part["enum"]))
-    if "anyOf" in part:
-        return " or ".join(_kind(p) for p in part["anyOf"])
-    kind = " or ".join(_listed(part.get("type", "any value")))
-    return f"{kind} of {_kind(part['items'])}" if isinstance(part.get("items"), dict) else kind
+def _dialect(schema: Schema) -> Dialect | None:
+    named = schema.get("$schema", Draft202012Validator.META_SCHEMA["$schema"])
+    return _DIALECTS.get(named.rstrip("#")) if isinstance(named, str) else None
 
 
-def _listed(kind: str | list[str]) -> list[str]:
-    return [kind] if isinstance(kind, str) else list(kind)
+def _unenforced(schema: Schema, dialect: Dialect) -> Iterator[str]:
+    """Yield what is wrong with the rules of a schema and of all that are in it."""
+    specification = specification_with(dialect.META_SCHEMA["$schema"])
+    root = specification.create_resource(schema)
+    resolver = Registry().with_resource(root.id() or "", root).resolver(root.id() or "")
+    parts: list[tuple[Any, Any]] = [(schema, resolver)]
+    while parts:
+        part, resolver = parts.pop()
+        if not isinstance(part, dict):
+            continue
+        yield from _unknown(part, dialect)
+        for name in ("$ref", "$dynamicRef"):
+            try:
+                if name in part:
+                    resolver.lookup(part[name])
+            except (Unresolvable, ValueError):
+                yield f"{name} {_short(part[name])} is not in the schema (nothing is fetched)"
+        inner = (specification.create_resource(p) for p in specification.subresources_of(part))
+        parts += [(one.contents, resolver.in_subresource(one)) for one in inner]
 
 
-def _is_a(value: object, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _TYPES[kind])
+def _unknown(part: Schema, dialect: Dialect) -> Iterator[str]:
+    known = dialect.VALIDATORS.keys() | _WORDS
+    if dialect in _OLD and "$ref" in part and (beside := part.keys() - _WORDS - {"$ref"}):
+        yield f"beside $ref, {min(beside)!r} is not enforced in this dialect"
+    for name in part:
+        if name not in known and not name.startswith("x-"):
+            yield f"the keyword {name!r} is not known, so it would not be enforced"
+    if "format" in part and part["format"] not in _formats().checkers:
+        names = ", ".join(sorted(_formats().checkers))
+        yield f"the format {_short(part['format'])} is not known; known: {names}"
 
 
-def _applies(rule: str, value: object) -> bool:
-    needs: dict[str, tuple[type, ...]] = {
-        "minimum": (int, float),
-        "maximum": (int, float),
-        "minLength": (str,),
-        "maxLength": (str,),
-        "pattern": (str,),
-        "minItems": (list,),
-        "maxItems": (list,),
+@cache
+def _formats() -> FormatChecker:
+    """The formats that are enforced, whatever else is installed."""
+    checker = FormatChecker(formats=_ENFORCED)
+    checks: dict[str, Callable[[str], object]] = {
+        "date-time": _check_moment,
+        "time": time.fromisoformat,
+        "uri": _check_uri,
     }
-    return isinstance(value, needs.get(rule, (object,)))
+    for name, check in checks.items():
+        checker.checks(name, raises=ValueError)(_of_text(check))
+    return checker
+
+
+def _of_text(check: Callable[[str], object]) -> Callable[[object], bool]:
+    def is_fine(value: object) -> bool:
+        if isinstance(value, str):
+            check(value)
+        return True
+
+    return is_fine
+
+
+def _check_moment(text: str) -> None:
+    if datetime.fromisoformat(text).tzinfo is None or text[10:11] not in {"T", "t", " "}:
+        raise ValueError("no offset from UTC")
+
+
+def _check_uri(text: str) -> None:
+    if not urlsplit(text).scheme or re.search(r"\s", text):
+        raise ValueError("no scheme, or white space")
+
+
+# ---- what is wrong with a value
+
+
+def _validator(schema: Schema) -> Any:  # noqa: ANN401 - one of a dialect
+    dialect = _dialect(schema) or Draft202012Validator
+    return dialect(schema, registry=EMPTY_REGISTRY, format_checker=_formats())
+
+
+def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
+    place = _place(error.absolute_path)
+    rule: Any = error.validator_value
+    value: Any = error.instance
+    match error.validator:
+        case "required":
+            for name in rule:
+                if name not in value:
+                    yield _join(place, name), "missing, required"
+        case "additionalProperties" if rule is False:
+            for name in _unexpected(error):
+                yield _join(place, name), "unknown, not allowed"
+        case _:
+            yield place, _message(error)
+
+
+def _unexpected(error: ValidationError) -> list[str]:
+    schema: Any = error.schema
+    value: Any = error.instance
+    patterns = schema.get("patternProperties", {})
+    return [
+        name
+        for name in value
+        if name not in schema.get("properties", {})
+        and not any(re.search(pattern, name) for pattern in patterns)
+    ]
+
+
+def _message(error: ValidationError) -> str:
+    """What the library says, with the value as JSON has it and not longer than a line."""
+    said = error.message.removeprefix(repr(error.instance))
+    if said == error.message:
+        return said if len(said) <= 4 * _SHOWN else f"{said[: 4 * _SHOWN]}…"
+    return f"{_short(error.instance)}{said[: 4 * _SHOWN]}"
+
+
+def _place(path: Any) -> str:  # noqa: ANN401 - a deque of names and numbers
+    place = ""
+    for part in path:
+        place = f"{place}[{part}]" if isinstance(part, int) else _join(place, str(part))
+    return place
 
 
 def _join(place: str, name: str) -> str:
@@ -131,5 +226,5 @@ def _join(place: str, name: str) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"  # noqa: PLR2004 - a line's worth
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -29,12 +29,12 @@ from worker.feedback import Observation, render
 from worker.history import History
 from worker.hooks import Run
 from worker.messages import CallStarted, Record, ResultStatus, ToolCall, ToolResult, Wire
+from worker.names import bare, known_name
 from worker.prompts import notice
-from worker.schema import check_schema, describe, faults
+from worker.signatures import describe
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_TAIL = re.compile(r"<\|.*|\s.*", re.DOTALL)  # control tokens that leak behind a name
 
 
 class Resume(Enum):
@@ -170,10 +170,13 @@ def schema_tool(
 
     Raises `InputInvalid` for a schema with rules that would not be enforced.
     """
-    check_schema(parameters, name)
+    from worker.schema import check_schema, faults  # noqa: PLC0415 - the library loads slowly
+
+    check_schema(parameters, f"tool {name}")
+    whole = _closed(parameters)
 
     def validate(arguments: Wire) -> Wire:
-        if wrong := list(faults(arguments, {"type": "object", **parameters})):
+        if wrong := list(faults(arguments, whole)):
             raise ArgumentsInvalid(_complaint(name, wrong, parameters))
         return arguments
 
@@ -182,6 +185,13 @@ def schema_tool(
         return function(arguments)
 
     return Tool(name, description, parameters, validate, run, resume)
+
+
+def _closed(parameters: Wire) -> Wire:
+    """Refuse arguments that are not declared, where nothing says that there may be others."""
+    elsewhere = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "dependentSchemas"}
+    rest = {} if elsewhere & parameters.keys() else {"additionalProperties": False}
+    return {"type": "object", **rest, **parameters}
 
 
 class Toolbox:
@@ -280,11 +290,10 @@ class Toolbox:
     def _known_name(self, name: str) -> tuple[str, str | None]:
         if name in self._tools:
             return name, None
-        bare = _TAIL.sub("", name).removeprefix("functions.")
-        if bare in self._tools:
-            return bare, f"the tool's name was {name!r}"
+        if meant := known_name(name, self._tools):
+            return meant, f"the tool's name was {name[:80]!r}"
         raise ArgumentsInvalid(
-            f"there is no tool {name[:80]!r}{nearest(bare, self._tools)}; "
+            f"there is no tool {name[:80]!r}{nearest(bare(name), self._tools)}; "
             f"all tools: {', '.join(self._tools)}"
         )
 

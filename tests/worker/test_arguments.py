@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from worker.arguments import read_arguments
@@ -33,10 +33,23 @@ def test_valid_json_is_read_and_nothing_is_reported(text, arguments):
         ('```\n{"code": "1"}```', {"code": "1"}, "fence"),
         ('{"code": "1"} done!', {"code": "1"}, "text after"),
         ('{"code": "1"}{"code": "2"}', {"code": "1"}, "text after"),
-        (r'{"code": "\d+"}', {"code": r"\d+"}, "not valid"),
-        ("{'code': 'print(\"x\")'}", {"code": 'print("x")'}, "not valid"),
-        ('{"code": "1",}', {"code": "1"}, "not valid"),
+        ('{"code":"1"}}', {"code": "1"}, "text after"),
+        ('{"code":"1"}\n\nIt prints "a {b}".', {"code": "1"}, "text after"),
+        (r'{"code": "\d+"}', {"code": r"\d+"}, "escapes"),
+        (r'{"code": "a\d\n\u00e9\ud83d\ude00"}', {"code": "a\\d\né\U0001f600"}, "escapes"),
+        ('{"command": "echo a \\\n  b"}', {"command": "echo a \\\n  b"}, "escapes"),
+        ("{'code': 'print(\"x\")'}", {"code": 'print("x")'}, "single quotes"),
+        (r"{'code': 'it\'s'}", {"code": "it's"}, "single quotes"),
+        ('{"code": "1",}', {"code": "1"}, "a comma"),
+        ('{"a": [1, 2,], "b": 1}', {"a": [1, 2], "b": 1}, "a comma"),
+        ("{code: 1, x: True, y: None}", {"code": 1, "x": True, "y": None}, "without quotes"),
         ('{"code": """a = "1"\nb"""}', {"code": 'a = "1"\nb'}, "triple-quoted"),
+        ('{"code": """a = "1\\n""""}', {"code": 'a = "1\\n"'}, "triple-quoted"),
+        ('{"code": """f = 1\n"""F."""\n1"""}', {"code": 'f = 1\n"""F."""\n1'}, "triple-quoted"),
+        ('{"code": \'\'\'x = """y"""\'\'\'}', {"code": 'x = """y"""'}, "triple-quoted"),
+        ('{"code": `print("a\\n")\nx`, "n": 1}', {"code": 'print("a\\n")\nx', "n": 1}, "backticks"),
+        ('{"code": "print("a", "b")"}', {"code": 'print("a", "b")'}, "quotes in"),
+        ('{"code": "d = {"a": 1}", "n": 2}', {"code": 'd = {"a": 1}', "n": 2}, "quotes in"),
         (json.dumps('{"code": "1"}'), {"code": "1"}, "string of JSON"),
     ],
 )
@@ -57,10 +70,23 @@ def test_what_can_be_mended_is_mended_and_reported(text, arguments, note):
         "print(1)",
         "{'code': 'half",
         '{"code": "1',
+        '{"code": """x = 1"}',
+        '{"code": """x = 1""',
+        "{'code': 'it's'}",
+        '{"code": `x',
+        '{"code": "print("}")"}',
+        '{"command": "echo "} foo"}',
+        '{"command": "rm -rf "/tmp/x"}',
+        '{"code": "1" "n": 2}',
+        '{"code": }',
+        '{"code": print(1)}',
+        '{"a": [1, 2}',
+        '{"code": "a" + "b"}',
+        '```json\n{"code": "1\n```',
     ],
 )
 def test_what_was_cut_off_or_is_no_json_is_refused_with_the_position(text):
-    with pytest.raises(ArgumentsInvalid, match=r"line 1 column \d+.*<HERE>"):
+    with pytest.raises(ArgumentsInvalid, match=r"line \d column \d+.*<HERE>"):
         read_arguments(text)
 
 
@@ -94,12 +120,55 @@ def test_no_text_raises_anything_else(text):
 OBJECTS = st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(), min_size=1)
 
 
+CODE = st.text(st.sampled_from("ab \n\"'`{}[],:\\#("), max_size=14)
+WRITERS = (
+    json.dumps,
+    lambda text: '"' + json.dumps(text)[1:-1].replace("\\n", "\n") + '"',
+    lambda text: f'"""{text}"""',
+    lambda text: f"'''{text}'''",
+    lambda text: "`" + text.replace("`", "") + "`",
+    lambda text: "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'",
+    lambda text: f'"{text}"',  # nothing is escaped
+)
+
+
+@st.composite
+def written(draw):
+    """A call's arguments as some model writes them: well, badly, or with everything at once."""
+    write = st.sampled_from(WRITERS)
+    names = draw(st.lists(st.sampled_from(["code", "command", "a b", "}", ","]), min_size=1))
+    members = [f"{json.dumps(n)}: {draw(write)(draw(CODE))}" for n in names]
+    return "{" + ", ".join(members) + draw(st.sampled_from(["}", ",}", "\n}"]))
+
+
+@settings(max_examples=400)
+@given(written(), st.data())
+def test_no_part_of_a_call_that_can_be_read_is_ever_closed_by_us(text, data):
+    try:
+        _, note = read_arguments(text)
+    except ArgumentsInvalid:
+        reject()
+    assume("text after" not in (note or ""))
+    cut = text[: data.draw(st.integers(1, len(text) - 1))]
+    with pytest.raises(ArgumentsInvalid):
+        read_arguments(cut)
+
+
 @given(OBJECTS, st.data())
 def test_a_cut_object_is_never_taken_for_a_whole_one(value, data):
     whole = json.dumps(value)
     cut = whole[: data.draw(st.integers(1, len(whole) - 1))]
     with pytest.raises(ArgumentsInvalid):
         read_arguments(cut)
+
+
+@given(CODE)
+def test_code_in_triple_quotes_is_read_as_it_stands_or_not_at_all(code):
+    try:
+        read, _ = read_arguments(f'{{"code": """{code}"""}}')
+    except ArgumentsInvalid:
+        return
+    assert read["code"].replace('"""', '\\"""') == code.replace('"""', '\\"""')
 
 
 @given(OBJECTS)

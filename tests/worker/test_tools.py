@@ -104,11 +104,39 @@ def test_each_wrong_argument_is_listed_with_what_was_expected(arguments, complai
 
 def test_an_unknown_tool_lists_the_nearest_names_and_all():
     box = Toolbox(builtin_tools(Workplace(FakeSandbox), ("python_interpreter", "shell")))
-    text = ask(box, "python").text
+    text = ask(box, "python_interp").text
     assert "closest: python_interpreter" in text
     assert "all tools: python_interpreter, shell" in text
     assert ask(box, "multi_tool_use.parallel").status is ResultStatus.REFUSED
     assert ask(box, "").status is ResultStatus.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("python", "python_interpreter"),
+        ("PythonInterpreter", "python_interpreter"),
+        ("functions.python-interpreter", "python_interpreter"),
+        ("code_interpreter", "python_interpreter"),
+        ("python_interpreter<|channel|>commentary", "python_interpreter"),
+        ("bash", "shell"),
+        ("Shell", "shell"),
+    ],
+)
+def test_a_tool_is_known_under_its_usual_names(name, meant):
+    box = Toolbox(builtin_tools(Workplace(FakeSandbox), ("python_interpreter", "shell")))
+    result = ask(box, name)
+    assert f"the arguments of {meant} are not valid" in result.text
+
+
+@pytest.mark.parametrize("name", ["multi_tool_use.parallel", "pyth", "shell_python", "", "…", "ls"])
+def test_a_name_that_may_be_anything_is_no_tool(name):
+    box = Toolbox(builtin_tools(Workplace(FakeSandbox), ("python_interpreter", "shell")))
+    assert "there is no tool" in ask(box, name).text
+
+
+def test_a_usual_name_means_nothing_where_the_tool_is_not_allowed():
+    assert "there is no tool 'bash'" in ask(Toolbox([tool(paint)]), "bash").text
 
 
 @pytest.mark.parametrize(
@@ -228,7 +256,11 @@ SCHEMA = {
         "port": {"type": "integer", "minimum": 1, "maximum": 65535},
         "mode": {"enum": ["fast", "slow"]},
         "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
-        "deep": {"type": "object", "properties": {"x": {"type": ["number", "null"]}}},
+        "deep": {
+            "type": "object",
+            "properties": {"x": {"type": ["number", "null"]}},
+            "additionalProperties": False,
+        },
     },
     "required": ["host"],
 }
@@ -255,15 +287,15 @@ def test_json_schema_tools_take_what_their_schema_takes(arguments):
     [
         ({}, "host: missing, required"),
         ({"host": "A"}, "does not match"),
-        ({"host": "abcdefghi"}, "more than 8"),
-        ({"host": "a", "port": "1"}, "port: '1' is not integer"),
-        ({"host": "a", "port": True}, "port: True is not integer"),
-        ({"host": "a", "port": 0}, "at least 1"),
-        ({"host": "a", "mode": "x"}, "must be one of"),
-        ({"host": "a", "tags": [1]}, r"tags\[0\]: 1 is not string"),
-        ({"host": "a", "tags": ["a", "b", "c"]}, "more than 2"),
-        ({"host": "a", "deep": {"y": 1}}, r"deep\.y: unknown argument"),
-        ({"host": "a", "hots": "b"}, "hots: unknown argument; closest: host"),
+        ({"host": "abcdefghi"}, 'host: "abcdefghi" is too long'),
+        ({"host": "a", "port": "1"}, "port: \"1\" is not of type 'integer'"),
+        ({"host": "a", "port": True}, "port: true is not of type 'integer'"),
+        ({"host": "a", "port": 0}, "port: 0 is less than the minimum of 1"),
+        ({"host": "a", "mode": "x"}, r"mode: \"x\" is not one of \['fast', 'slow'\]"),
+        ({"host": "a", "tags": [1]}, r"tags\[0\]: 1 is not of type 'string'"),
+        ({"host": "a", "tags": ["a", "b", "c"]}, "tags: .* is too long"),
+        ({"host": "a", "deep": {"y": 1}}, r"deep\.y: unknown, not allowed"),
+        ({"host": "a", "hots": "b"}, "hots: unknown, not allowed; closest: host"),
     ],
 )
 def test_json_schema_tools_refuse_the_rest(arguments, complaint):
@@ -277,7 +309,7 @@ def test_json_schema_tools_refuse_the_rest(arguments, complaint):
         {"oneOf": []},
         {"properties": {"a": {"$ref": "#/x"}}},
         {"properties": {"a": {"type": "text"}}},
-        {"properties": {"a": {"type": "array", "items": {"format": "date"}}}},
+        {"properties": {"a": {"type": "array", "items": {"format": "colour"}}}},
     ],
 )
 def test_a_schema_that_would_not_be_enforced_is_refused_at_the_door(schema):
