@@ -22,6 +22,7 @@ from bench.stepping import ABOUT, GOAL, Steps, base_url
 from bench.stores import opened
 from worker import assembly
 from worker.builtin import Workplace
+from worker.endpoints import ModelChoice
 from worker.history import History
 from worker.hooks import Run
 from worker.messages import Job, MessageAdded
@@ -89,7 +90,7 @@ class Loop:
         self._stack.close()
 
     def _over_http(self, name: str, count: int) -> None:
-        model = OpenAIChat(name, base_url=base_url())
+        model = OpenAIChat(ModelChoice(name=name, model=name, base_url=base_url()))
         try:
             drive(self._store, model, self._steps.double, count)
         finally:

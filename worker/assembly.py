@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +22,14 @@ from sandbox.types import Limits, Mount, SandboxSpec
 from worker.budget import BudgetHook
 from worker.builtin import Workplace, builtin_tools
 from worker.context import Window, WindowHook
-from worker.endpoints import ModelChoice, ToolProtocol, is_address
+from worker.endpoints import ToolProtocol
 from worker.errors import InputInvalid
 from worker.hooks import Hook, Hooks, Landing
 from worker.loop import Loop
 from worker.messages import Message, Record, Role
 from worker.models.base import Model
+from worker.models.fallback import Fallback
+from worker.models.making import endpoint_model
 from worker.models.recorded import RecordedModel, never
 from worker.models.recording import RecordingModel
 from worker.models.roles import Roles, Summariser
@@ -39,7 +41,6 @@ from worker.replies import ReplyHook
 from worker.settings import Settings
 from worker.sizes import said_bytes
 from worker.tools import Toolbox
-from worker.urls import without_password
 
 if TYPE_CHECKING:
     from sandbox.lending import Borrower
@@ -216,16 +217,28 @@ def make_model(
         recorded = RecordedModel(replay, is_cancelled)
         return _read(recorded, settings.tool_protocol, record)
     with ExitStack() as made:  # those that could be made, should one of them not be
-
-        def ask(name: str | None) -> Model | None:
-            return made.enter_context(closing(_asked(settings, name, record))) if name else None
-
-        model = made.enter_context(closing(_asked(settings, settings.model, record)))
-        roles = Roles(
-            model, planner=ask(settings.planner_model), summariser=ask(settings.summariser_model)
-        )
+        models: dict[str, Model] = {}
+        for name in settings.asked or ("",):
+            model = _asked(settings, name, record)
+            models[name] = made.enter_context(closing(model))
         made.pop_all()
-    return roles
+    usual = (settings.model, *settings.fallbacks)
+    worker = _in_turn(models, usual)
+
+    def role(name: str | None) -> Model:
+        return _in_turn(models, (name, *usual)) if name else worker
+
+    return Roles(
+        worker,
+        planner=role(settings.planner_model),
+        summariser=role(settings.summariser_model),
+    )
+
+
+def _in_turn(models: Mapping[str, Model], names: Iterable[str]) -> Model:
+    """The first of the models, and after it the others should it be down."""
+    chosen = [models[name] for name in dict.fromkeys(names)]
+    return chosen[0] if len(chosen) == 1 else Fallback(chosen)
 
 
 def make_summariser(settings: Settings, model: Model) -> Model:
@@ -238,7 +251,9 @@ def make_summariser(settings: Settings, model: Model) -> Model:
 
 def _asked(settings: Settings, name: str, record: Path | None) -> Model:
     choice = settings.choice(name)
-    return _read(_endpoint_model(choice), choice.tool_protocol, record)
+    has_fallback = name != (settings.model, *settings.fallbacks)[-1]
+    model = endpoint_model(choice, settings.home / "slots", has_fallback=has_fallback)
+    return _read(model, choice.tool_protocol, record)
 
 
 def _read(model: Model, protocol: ToolProtocol, record: Path | None) -> Model:
@@ -254,28 +269,6 @@ def _is_same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:  # one is not there, or not to be looked at
         return one.resolve() == other.resolve()
-
-
-def _endpoint_model(choice: ModelChoice) -> Model:
-    if not choice.name:
-        raise InputInvalid("no model: set CAISSON_MODEL or --model, or use --replay FILE")
-    if choice.base_url is None and choice.api_key is None:
-        raise InputInvalid(
-            f"no endpoint: set {choice.key_name}, or {choice.url_name} for one's own"
-        )
-    if choice.base_url and not is_address(choice.base_url):
-        shown = without_password(choice.base_url)
-        raise InputInvalid(f"{choice.url_name} = {shown!r} is no http(s) address")
-    from worker.models.openai_chat import OpenAIChat  # noqa: PLC0415 - half a second to load
-
-    return OpenAIChat(
-        choice.model,
-        base_url=choice.base_url,
-        api_key=choice.api_key.get_secret_value() if choice.api_key else None,
-        price=choice.price,
-        temperature=choice.temperature,
-        send_reasoning=choice.send_reasoning,
-    )
 
 
 def build(settings: Settings, model: Model, place: Workplace, more: Iterable[Hook] = ()) -> Loop:

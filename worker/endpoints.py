@@ -81,19 +81,20 @@ class ModelEntry(Record):
 
 
 class ModelChoice(Record):
-    """A model with everything that is needed to ask it."""
+    """A model with everything that is needed to ask it; what is not said is the endpoint's own."""
 
     name: str = Field(description="in our settings")
     model: str = Field(description="at the endpoint")
-    base_url: str | None
-    api_key: SecretStr | None
-    key_name: str = Field(description="what to set for another key")
-    url_name: str = Field(description="what to set for another address")
-    context_tokens: int
-    max_output_tokens: int
-    temperature: float | None
-    send_reasoning: bool
-    stream: bool
-    tool_protocol: ToolProtocol
-    max_concurrent: int | None
-    price: Price | None
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    model_name: str = Field("CAISSON_MODEL", description="what to set for another model")
+    key_name: str = Field("OPENAI_API_KEY", description="what to set for another key")
+    url_name: str = Field("OPENAI_BASE_URL", description="what to set for another address")
+    context_tokens: int = 32_768
+    max_output_tokens: int = 4096
+    temperature: float | None = None
+    send_reasoning: bool = False
+    stream: bool = False
+    tool_protocol: ToolProtocol = "auto"
+    max_concurrent: int | None = None
+    price: Price | None = None

@@ -13,6 +13,7 @@ CaissonError
 │   ├── ModelUnavailable   no usable reply from the endpoint
 │   │   ├── ModelTimeout       … within the deadline of the reply
 │   │   ├── ModelRefused       … because of the key, the model's name or the request
+│   │   │   └── ToolsUnsupported   … because it takes no tools, or no results of them
 │   │   ├── QuotaSpent         … because the account has nothing left
 │   │   └── ContextTooLong     … because the request is larger than the model's window
 │   ├── RequestInvalid     we built a request that no endpoint would accept: a fault of ours
@@ -83,7 +84,18 @@ class ModelTimeout(ModelUnavailable):
 
 
 class ModelRefused(ModelUnavailable):
-    """The endpoint refuses: the key, the model's name or the request; names the setting."""
+    """The endpoint refuses: the key, the model's name or the request; names the setting.
+
+    `told` is what it said, where that may show how else to ask.
+    """
+
+    def __init__(self, message: str, *, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told
+
+
+class ToolsUnsupported(ModelRefused):
+    """The model takes no tools, or no results of them; it can be asked in text."""
 
 
 class QuotaSpent(ModelUnavailable):

@@ -403,22 +403,29 @@ class Settings(BaseSettings):
     def choice(self, name: str) -> ModelChoice:
         """The model of that name: of the table, or the endpoint's own name for it."""
         entry = self.models.get(name, ModelEntry())
-        model, place = entry.model or name, f"models.{name}"
-        is_elsewhere = entry.base_url is not None
-        has_own_key = is_elsewhere or entry.api_key is not None or entry.api_key_env is not None
+        place, model = f"models.{name}", entry.model or name
         own = {
             field: getattr(self if getattr(entry, field) is None else entry, field)
             for field in ModelChoice.model_fields.keys() & ModelEntry.model_fields.keys()
         }
-        own["api_key"] = entry.api_key if has_own_key else self.api_key
-        own["model"] = model
-        return ModelChoice(
-            name=name,
-            key_name=(entry.api_key_env or f"{place}.api_key") if has_own_key else "OPENAI_API_KEY",
-            url_name=f"{place}.base_url" if is_elsewhere else "OPENAI_BASE_URL",
-            price=self.prices.get(name) or self.prices.get(model),
-            **own,
-        )
+        names = {"model_name": f"{place}.model" if name in self.models else self._named_by(name)}
+        if entry.base_url is not None:
+            names["url_name"] = f"{place}.base_url"
+        if (entry.base_url, entry.api_key, entry.api_key_env) != (None, None, None):
+            own["api_key"] = entry.api_key  # never that of another address
+            names["key_name"] = entry.api_key_env or f"{place}.api_key"
+        price = self.prices.get(name) or self.prices.get(model)
+        return ModelChoice(name=name, price=price, **{**own, **names, "model": model})
+
+    def _named_by(self, name: str) -> str:
+        """The variable that names this model."""
+        given = {
+            "model": self.model,
+            "planner_model": self.planner_model,
+            "summariser_model": self.summariser_model,
+        }
+        setting = next((key for key, value in given.items() if value == name), "fallbacks")
+        return f"{PREFIX}{setting.upper()}"
 
     @property
     def home(self) -> Path:

@@ -14,7 +14,7 @@ from email.utils import format_datetime
 import pytest
 from werkzeug import Response
 
-from worker.endpoints import Price
+from worker.endpoints import ModelChoice, Price
 from worker.errors import (
     Cancelled,
     ContextTooLong,
@@ -25,8 +25,8 @@ from worker.errors import (
 )
 from worker.messages import Finish, Message, Role
 from worker.models.base import Model, Request
-from worker.models.failures import retry_after
 from worker.models.openai_chat import OpenAIChat, Retries
+from worker.models.waiting import asked_by_headers
 from worker.testing import say
 
 SYSTEM = Message(role=Role.SYSTEM, content="s")
@@ -49,8 +49,9 @@ def chat(httpserver):
 
     def make(**options):
         url = options.pop("base_url", httpserver.url_for("/v1"))
-        options = {"api_key": "k", "retries": QUICK, **options}
-        made.append(OpenAIChat("m", base_url=url, **options))
+        fields = {"name": "m", "model": "m", "base_url": url, "api_key": "k"}
+        fields |= {k: options.pop(k) for k in list(options) if k in ModelChoice.model_fields}
+        made.append(OpenAIChat(ModelChoice(**fields), **{"retries": QUICK, **options}))
         return made[-1]
 
     yield make
@@ -407,9 +408,9 @@ def test_the_endpoints_wish_to_wait_is_respected(httpserver, chat, header):
 
 def test_a_wish_to_wait_may_be_a_date():
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=30))
-    assert 25 < retry_after({"retry-after": later}) <= 30
-    assert retry_after({"retry-after": "whenever"}) is None
-    assert retry_after({}) is None
+    assert 25 < asked_by_headers({"retry-after": later}) <= 30
+    assert asked_by_headers({"retry-after": "whenever"}) is None
+    assert asked_by_headers({}) is None
 
 
 def test_a_wish_to_wait_beyond_the_deadline_ends_it_at_once(httpserver, chat):

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from worker.errors import Cancelled, ModelTimeout
 T = TypeVar("T")
 
 _POLL_S = 0.1
+_MOST_OF_A_PAGE = 256 * 1024  # bytes of an answer that is no success
 _KEPT = 3  # of the latest connections; older ones are closed
 
 
@@ -34,7 +35,7 @@ class Line:
         self._work: SimpleQueue[Callable[[], None] | None] | None = None
         self._lock = threading.Lock()
         self.client: httpx2.Client = DefaultHttpxClient(
-            event_hooks={"request": [self._trace]}, follow_redirects=True
+            event_hooks={"request": [self._trace], "response": [_shorten]}, follow_redirects=True
         )
 
     def _trace(self, request: httpx2.Request) -> None:
@@ -103,6 +104,30 @@ class Line:
             with contextlib.suppress(OSError, ValueError):
                 # not SSLSocket.shutdown, which takes the TLS state away under the reader
                 socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+
+
+class _Shortened(httpx2.SyncByteStream):
+    """The beginning of what another stream has."""
+
+    def __init__(self, stream: httpx2.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = _MOST_OF_A_PAGE
+        for part in self._stream:
+            yield part[:left]
+            left -= len(part)
+            if left <= 0:
+                return
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _shorten(response: httpx2.Response) -> None:
+    """Bound what the library reads by itself: whatever is no success."""
+    if not response.is_success and isinstance(response.stream, httpx2.SyncByteStream):
+        response.stream = _Shortened(response.stream)
 
 
 def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -1,35 +1,106 @@
-"""What a failed request means: which error it is, and whether to try again."""
+"""What a failed request means: which error it is, whether to try again, which setting to change.
+
+Endpoints say the same thing in many ways, and a status code alone says little: 400 may be a wrong
+key, 404 a model without tools, 429 an empty account or a request that will never fit.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+import socket
+import ssl
+from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import openai
 from pydantic import SecretStr
 
-from worker.errors import ContextTooLong, ModelRefused, ModelUnavailable, QuotaSpent
+from worker.errors import (
+    ContextTooLong,
+    ModelRefused,
+    ModelTimeout,
+    ModelUnavailable,
+    QuotaSpent,
+    ToolsUnsupported,
+)
 from worker.messages import Record
+from worker.models.waiting import asked_by_headers, asked_by_text
+from worker.urls import without_password
 
 _QUOTA = re.compile(
-    r"insufficient_quota|exceeded your current quota|billing|insufficient.{0,10}balance|"
-    r"credit balance|payment required",
+    r"insufficient[_ ]quota|exceeded your current quota|billing|insufficient.{0,10}"
+    r"(?:balance|funds|credit)|credit balance|payment required|out of credits|"
+    r"quota.{0,20}(?:exhausted|used up)",
     re.IGNORECASE,
 )
 _CONTEXT = re.compile(
-    r"context_length_exceeded|maximum context length|context (?:length|window|size)|"
+    r"context_length_exceeded|maximum (?:context|prompt|model) length|"
+    r"context[ _](?:length|window|size)|"
     r"prompt is too long|too many (?:input )?tokens|exceeds? the (?:available )?context|"
-    r"reduce the length|max_tokens must be at least 1|input is too long",
+    r"reduce (?:the|your) (?:length|message size)|max_tokens must be at least 1|"
+    r"input (?:length|is too long|token count)|max_model_len|request too large|"
+    r"input tokens or output tokens must be reduced|must be <= \d+\. given|too large for model",
     re.IGNORECASE,
+)
+_NEVER_FITS = re.compile(
+    r"request too large|must be reduced|reduce your message size", re.IGNORECASE
 )
 _WINDOW = re.compile(
-    r"(?:maximum context length is|context (?:window|length|size)[^\d]{0,24}|n_ctx[^\d]{0,6})"
-    r"\s*(\d{3,8})",
+    r"(?:maximum (?:context|prompt|model) length (?:is|of)|"
+    r"context (?:window|length|size)[^\d]{0,24}|n_ctx[^\d]{0,6}|max_model_len[^\d]{0,4}|"
+    r"must be <=|tokens >|limit|tokens allowed|"
+    r"input length should be \[\d+,)\s*\(?(\d{3,8})|with (\d{3,8}) maximum context",
     re.IGNORECASE,
 )
+_KEY = re.compile(
+    r"(?:incorrect|invalid|missing|expired|wrong|no) api[ _-]?key|api[ _-]?key.{0,30}"
+    r"(?:not valid|invalid|incorrect|expired|required)|invalid_api_key|login fail",
+    re.IGNORECASE,
+)
+_TOOLS = re.compile(
+    r"(?:tools?|tool[ _](?:use|calls?|calling|choice)|functions?|function[ _]call(?:s|ing)?)\W{0,3}"
+    r"(?: parameter| param| is| are|,)* (?:not|un)[ -]?(?:currently )?"
+    r"(?:support|enabled|available|allowed|permitted)|"
+    r"(?:not|n't) support\w* (?:the )?.{0,20}(?:tools?|functions?)\b|"
+    r"support tool use|enable-auto-tool-choice|tools param requires|"
+    r"(?:argument|parameter|field)\w*(?: supplied)?:? [`'\"]?(?:tools|tool_choice)\b|"
+    r"[`'\"](?:tools|tool_choice)[`'\"].{0,40}extra inputs|"
+    r"roles must alternate|only (?:support )?user(?:,| and) assistant|"
+    r"(?:unexpected|unsupported|invalid|unknown) (?:message )?role:? ?[`'\"]?tool",
+    re.IGNORECASE | re.DOTALL,
+)
+_TEMPLATE = re.compile(  # faults of ours that some servers report as theirs
+    r"jinja|chat template|roles must alternate|system role not supported|tools param requires",
+    re.IGNORECASE,
+)
+_MODEL = re.compile(r"model|deployment|engine", re.IGNORECASE)
+_NO_MODEL = re.compile(
+    r"model_not_found|(?:model|deployment|engine).{0,160}(?:not (?:found|exist|available|a valid)|"
+    r"(?:n't|not) exist|unknown|not have access)|(?:unknown|invalid|no such) model|"
+    r"not a valid model|no endpoints found",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_PATH = re.compile(
+    r"unexpected endpoint|unknown request url|invalid url|no route", re.IGNORECASE
+)
+_PAGE = re.compile(r"\s*<(?:!doctype|html|head|body|\?xml|center|h1)", re.IGNORECASE)
+_TITLE = re.compile(r"<(title|h1)[^>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
+_LOADING = re.compile(
+    r"\bload(?:ing|ed)? (?:the )?model|model.{0,20}(?:is )?loading", re.IGNORECASE
+)
+_LOADING_S = 5.0
+_MEANT = (  # codes in words, of errors that come without a status
+    (429, re.compile(r"rate.?limit|too many requests|throttl", re.IGNORECASE)),
+    (503, re.compile(r"overloaded|capacity|unavailable", re.IGNORECASE)),
+    (401, _KEY),
+    (401, re.compile(r"authenticat|unauthori[sz]ed|permission", re.IGNORECASE)),
+    (404, re.compile(r"not_found|unexpected endpoint", re.IGNORECASE)),
+    (400, re.compile(r"invalid_request|bad.?request|unsupported", re.IGNORECASE)),
+)
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
 _SHOWN = 300
 _SECRET_CHARS = 8  # shorter ones are made up for servers that want none, and are words as well
 
@@ -42,79 +113,187 @@ class Again(ModelUnavailable):
         self.wait_s = wait_s
 
 
+class NameUnknown(ModelRefused):
+    """The endpoint has no model of that name; it may say which it has."""
+
+
 class Endpoint(Record):
-    """Where a model is, for messages about it."""
+    """Where a model is, and what to set for another, for messages about it."""
 
     url: str
     model: str
     api_key: SecretStr = SecretStr("")
+    key_name: str = "OPENAI_API_KEY"
+    url_name: str = "OPENAI_BASE_URL"
+    model_name: str = "CAISSON_MODEL"
+
+    @property
+    def place(self) -> str:
+        """The address as it may be shown."""
+        return without_password(self.url)
 
     def without_key(self, text: str) -> str:
         """The text without our key, which some servers and libraries quote in what they say."""
         key = self.api_key.get_secret_value()
         return text.replace(key, "***") if len(key) >= _SECRET_CHARS else text
 
+    def shown(self, told: str) -> str:
+        """What was said in one short line, without our key; of a page its title."""
+        told = self.without_key(told)
+        if _PAGE.match(told):
+            title = _TITLE.search(told)
+            named = re.sub(r"<[^>]*>", " ", title[2] if title else told)
+            told = f"a page, not JSON: {named}"
+        return " ".join(told.split())[:_SHOWN]
+
+
+# ---- answers
+
 
 def from_status(error: openai.APIStatusError, endpoint: Endpoint) -> ModelUnavailable:
     """The meaning of an answer that is not a success."""
-    told = _told(error.body) or error.response.text.strip()
-    return from_text(error.status_code, told, endpoint, retry_after(error.response.headers))
+    told = told_by(error.body) or error.response.text.strip()
+    wait_s = asked_by_headers(error.response.headers)
+    return from_text(error.status_code, told, endpoint, wait_s)
+
+
+def from_error(error: Any, endpoint: Endpoint) -> ModelUnavailable:  # noqa: ANN401 - any JSON
+    """The meaning of an error that came with a success, or in the middle of a stream."""
+    return from_text(_status_of(error), told_by(error) or str(error), endpoint)
 
 
 def from_text(
     status: int, told: str, endpoint: Endpoint, wait_s: float | None = None
 ) -> ModelUnavailable:
     """The meaning of a status code and what was said with it."""
-    short = " ".join(endpoint.without_key(told).split())[:_SHOWN]
-    if status in {402, 403, 429} and _QUOTA.search(told):
-        return QuotaSpent(f"{endpoint.url}: the account has no quota left: {short}")
-    if status in {400, 413, 422, 500} and _CONTEXT.search(told):
+    wait_s = asked_by_text(told) if wait_s is None else wait_s
+    short = endpoint.shown(told)
+    if _is_quota(status, told, wait_s):
+        return QuotaSpent(f"{endpoint.place}: the account has no quota left: {short}")
+    if _is_too_long(status, told):
         found = _WINDOW.search(told)
-        return ContextTooLong(short, window=int(found[1]) if found else None)
-    if status in _AGAIN or status > 500:  # noqa: PLR2004 - every kind of server error
-        return Again(f"{endpoint.url} answered {status}: {short}", wait_s=wait_s)
-    return _refused(status, short, endpoint)
+        return ContextTooLong(short, window=int(found[1] or found[2]) if found else None)
+    if (status in _AGAIN or status > 501) and not _is_ours(told):  # noqa: PLR2004 - server errors
+        if wait_s is None and _LOADING.search(told):
+            wait_s = _LOADING_S
+        return Again(f"{endpoint.place} answered {status}: {short}", wait_s=wait_s)
+    return _refused(status, told, short, endpoint)
 
 
-def _refused(status: int, short: str, endpoint: Endpoint) -> ModelRefused:
-    if status in {401, 403}:
-        return ModelRefused(f"{endpoint.url} refuses the key; check OPENAI_API_KEY: {short}")
-    if status == 404:  # noqa: PLR2004 - not found
-        return ModelRefused(
-            f"{endpoint.url} does not know the model {endpoint.model!r} or the path; check "
-            f"CAISSON_MODEL and OPENAI_BASE_URL: {short}"
+def _is_quota(status: int, told: str, wait_s: float | None) -> bool:
+    """Whether the account is empty, as opposed to a limit that begins anew when they say."""
+    if "insufficient_quota" in told or status == 402:  # noqa: PLR2004 - payment required
+        return True
+    return status in {403, 429} and wait_s is None and bool(_QUOTA.search(told))
+
+
+def _is_too_long(status: int, told: str) -> bool:
+    if status == 413:  # noqa: PLR2004 - the body is too large, whoever says so
+        return True
+    words = _NEVER_FITS if status == 429 else _CONTEXT  # noqa: PLR2004 - a rate limit, mostly
+    return status in {400, 422, 429, 500} and bool(words.search(told))
+
+
+def _is_ours(told: str) -> bool:
+    """Whether an error that a server takes for its own is one of our request."""
+    return bool(_TEMPLATE.search(told))
+
+
+def _refused(status: int, told: str, short: str, endpoint: Endpoint) -> ModelRefused:
+    place = endpoint.place
+    if status in {400, 404, 422, 500, 501} and _TOOLS.search(told):
+        return ToolsUnsupported(
+            f"{endpoint.model!r} cannot call tools natively; set CAISSON_TOOL_PROTOCOL=text or "
+            f"choose another model: {short}",
+            told=told,
         )
-    if "reasoning_content" in short and "passed back" in short:
-        return ModelRefused(f"set CAISSON_SEND_REASONING=true for {endpoint.model!r}: {short}")
-    if re.search(r"tools? .{0,40}not support|does not support .{0,20}tools?", short):
-        return ModelRefused(f"{endpoint.model!r} cannot call tools; choose another: {short}")
-    return ModelRefused(f"{endpoint.url} refused the request ({status}): {short}")
+    if status != 401 and not _KEY.search(told) and _NO_MODEL.search(told):  # noqa: PLR2004
+        return NameUnknown(
+            f"{place} does not know the model {endpoint.model!r}; check {endpoint.model_name}: "
+            f"{short}"
+        )
+    return ModelRefused(f"{_complaint(status, told, endpoint)}: {short}", told=told)
 
 
-def retry_after(headers: Any) -> float | None:  # noqa: ANN401 - any mapping of headers
-    """Seconds that the endpoint asks us to wait, in each of the ways in which they say it."""
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        try:
-            return max(0.0, float(value) * unit)
-        except ValueError:
-            pass
-        try:
-            until = parsedate_to_datetime(value)
-        except ValueError:
-            continue
-        return max(0.0, (until - datetime.now(UTC)).total_seconds())
-    return None
+def _complaint(status: int, told: str, endpoint: Endpoint) -> str:
+    """What is wrong with a request, and the setting that may mend it."""
+    place = endpoint.place
+    if status in {401, 403} or _KEY.search(told):
+        return f"{place} refuses the key; check {endpoint.key_name}"
+    if status == 407:  # noqa: PLR2004 - of a proxy
+        return f"the proxy on the way to {place} wants a password (HTTPS_PROXY)"
+    if status in {301, 302, 303, 307, 308, 404, 405, 501} or _NO_PATH.search(told):
+        has_version = re.search(r"/v\d|/openai|/api", endpoint.url)
+        missing = "" if has_version else ", which mostly ends in /v1"
+        also = f" (or {endpoint.model_name})" if _MODEL.search(told) else ""
+        return f"there is no {place}/chat/completions; check {endpoint.url_name}{missing}{also}"
+    if "reasoning_content" in told and "passed back" in told:
+        return f"set CAISSON_SEND_REASONING=true for {endpoint.model!r}"
+    return f"{place} refused the request ({status})"
 
 
-def _told(body: object) -> str:
-    """What an error body says, whichever shape it has."""
+def told_by(body: object) -> str:
+    """What an error says, whichever shape it has; all of it, because any part may tell."""
     if isinstance(body, dict):
         inner = body.get("error", body)
         if isinstance(inner, dict):
-            parts = [inner.get("code"), inner.get("type"), inner.get("message")]
-            return " ".join(str(part) for part in parts if part) or str(inner)
+            first = [inner.get(key) for key in ("code", "type", "message")]
+            rest = {k: v for k, v in inner.items() if k not in {"code", "type", "message"} and v}
+            parts = [str(part) for part in first if part]
+            return " ".join([*parts, json.dumps(rest, default=str)] if rest else parts)
         return str(inner)
     return body if isinstance(body, str) else ""
+
+
+def _status_of(error: Any) -> int:  # noqa: ANN401 - any JSON
+    """The status that an error without one would have had."""
+    given = error if isinstance(error, dict) else {}
+    for key in ("code", "status", "status_code", "http_code"):
+        code = str(given.get(key, ""))
+        if re.fullmatch(r"[45]\d\d", code):
+            return int(code)
+    told = told_by(error) or str(error)
+    return next((status for status, words in _MEANT if words.search(told)), 500)
+
+
+# ---- connections
+
+
+def from_connection(error: BaseException, endpoint: Endpoint) -> ModelUnavailable:
+    """The meaning of an exchange that did not come about, or broke."""
+    causes = list(_causes(error))
+    place, url_name = endpoint.place, endpoint.url_name
+    if any(isinstance(cause, httpx2.TimeoutException) for cause in causes):
+        return ModelTimeout(f"{place}: no reply in time ({url_name})")
+    if refused := next((told for cause in causes if (told := _hopeless(cause, endpoint))), None):
+        return ModelRefused(refused)
+    if (unknown := next((c for c in causes if isinstance(c, socket.gaierror)), None)) is not None:
+        host = httpx2.URL(endpoint.url).host
+        return Again(f"cannot find the host {host} ({url_name}): {unknown.strerror}")
+    last = endpoint.without_key(str(causes[-1]) or type(causes[-1]).__name__)
+    return Again(f"cannot reach {place} ({url_name}): {last}")
+
+
+def _hopeless(cause: BaseException, endpoint: Endpoint) -> str:
+    """What is wrong with a connection that no other try will mend; empty for all others."""
+    place, url_name = endpoint.place, endpoint.url_name
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return (
+                f"the certificate of {place} is not trusted ({cause.verify_message}); check "
+                f"{url_name}, or name the file of its authority in SSL_CERT_FILE"
+            )
+        case ssl.SSLError() if cause.reason in _NO_TLS:
+            return f"{place} does not speak TLS; check {url_name} (http:// in place of https://?)"
+        case httpx2.TooManyRedirects():
+            return f"{place} redirects in circles; check {url_name}"
+        case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():
+            return f"{place} is no address of an endpoint; check {url_name}"
+    return ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)

@@ -1,24 +1,73 @@
 """Make one shape of the many in which endpoints send a reply.
 
 Seen in the wild: no ids or the same id twice, arguments as an object or null, calls in the old
-`function_call` field, content as a list of parts, thoughts inside the content, finish reasons
-that say `stop` for a call and `tool_calls` for a reply that was cut off.
+`function_call` field or among the parts of the content, thoughts inside the content or in a field
+of another name, finish reasons that say `stop` for a call and `tool_calls` for a reply that was
+cut off, text and calls of one reply as two choices.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from worker.arguments import clean
 from worker.errors import ModelUnavailable
 from worker.messages import Finish, Message, Wire
+from worker.models.thoughts import split_thought
 
-_THOUGHT = re.compile(r"\A\s*<(think|thinking|thought|reasoning)>(.*?)</\1>", re.DOTALL)
-_OPEN_THOUGHT = re.compile(r"\A\s*<(think|thinking|thought|reasoning)>(.*)\Z", re.DOTALL)
-_CLOSE_ONLY = re.compile(r"\A((?:(?!<think).)*?)</(?:think|thinking)>", re.DOTALL)
 _DROPPED = {"function_call", "refusal", "annotations", "audio"}
+_REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
+_CUT = {"length", "max_tokens", "model_length", "max_output_tokens", "token_limit", "incomplete"}
+_FILTERED = {
+    *("content_filter", "safety", "recitation", "prohibited_content", "blocklist", "sensitive"),
+    *("content_filtered", "refusal"),
+}
+_INTERRUPTED = {
+    *("error", "network_error", "abort", "aborted", "cancelled", "canceled"),
+    *("insufficient_system_resource", "internal_error", "timeout"),
+}
+_THOUGHT_PARTS = {"thinking", "reasoning", "reasoning_content", "thought"}
+_CALL_PARTS = {"tool_use", "tool_call", "function_call"}
+
+
+# ---- the reply
+
+
+def chosen_of(answer: Wire) -> Wire | None:
+    """The choice that is the reply: with calls if one has any, else with text, else the first."""
+    choices = answer.get("choices")
+    if isinstance(choices, dict):
+        choices = [choices] if "message" in choices else list(choices.values())
+    found = [choice for choice in choices if isinstance(choice, dict)] if choices else []
+    if not found:
+        return None
+    messages = [(choice, _message_of(choice)) for choice in found]
+    for name in ("tool_calls", "function_call", "content"):
+        for choice, message in messages:
+            if isinstance(message, dict) and message.get(name):
+                return {**choice, "message": message}
+    return {**found[0], "message": messages[0][1]}
+
+
+def _message_of(choice: Wire) -> object:
+    message = choice.get("message")
+    text = choice.get("text") if message is None else message
+    return {"role": "assistant", "content": text} if isinstance(text, str) else message
+
+
+def normal_finish(said: object) -> Finish:
+    """Why the reply ended; `tool_calls` and unknown words are an ordinary end."""
+    word = said.lower() if isinstance(said, str) else ""
+    if word in _CUT:
+        return Finish.LENGTH
+    return Finish.FILTER if word in _FILTERED else Finish.STOP
+
+
+def is_interrupted(choice: Wire) -> bool:
+    """Whether the endpoint itself says that it broke the reply off."""
+    said = choice.get("finish_reason")
+    return bool(choice.get("error")) or (isinstance(said, str) and said.lower() in _INTERRUPTED)
 
 
 def normal_message(wire: Any) -> Message:  # noqa: ANN401 - whatever came
@@ -29,64 +78,88 @@ def normal_message(wire: Any) -> Message:  # noqa: ANN401 - whatever came
     if not isinstance(wire, dict):
         raise ModelUnavailable(f"the reply has no message but {type(wire).__name__}")
     wire = clean(wire)
-    content, thought = split_thought(_text(wire.get("content")) or _text(wire.get("refusal")))
-    known = {"role", "content", "tool_calls", "finish_reason", *_DROPPED}
+    said, thought = _said(wire.get("content"))
+    content, tagged = split_thought(said or _text(wire.get("refusal")))
+    known = {"role", "content", "tool_calls", "finish_reason", *_DROPPED, *_REASONING[1:]}
     message: Wire = {k: v for k, v in wire.items() if k not in known and v is not None}
-    if thought and not message.get("reasoning_content"):
-        message["reasoning_content"] = thought
+    thoughts = [_reasoning(wire), thought, tagged]
+    if whole := "\n".join(dict.fromkeys(t for t in thoughts if t)):
+        message["reasoning_content"] = whole
     message = {"role": "assistant", "content": content or None, **message}
     calls = _calls(wire)
     return Message.from_wire({**message, "tool_calls": calls} if calls else message)
 
 
-def normal_finish(said: object) -> Finish:
-    """Why the reply ended; `tool_calls` and unknown words are an ordinary end."""
-    if said in {"length", "max_tokens", "model_length", "MAX_TOKENS"}:
-        return Finish.LENGTH
-    return Finish.FILTER if said == "content_filter" else Finish.STOP
+# ---- text and thoughts
 
 
-def split_thought(text: str) -> tuple[str, str]:
-    """Split `<think>…</think>` off the front of a text; an unclosed one is all thought."""
-    thoughts = []
-    while found := _THOUGHT.match(text):
-        thoughts.append(found[2].strip())
-        text = text[found.end() :]
-    if found := _OPEN_THOUGHT.match(text):
-        thoughts.append(found[2].strip())
-        text = ""
-    elif found := _CLOSE_ONLY.match(text):  # the template swallowed the opening tag
-        thoughts.append(found[1].strip())
-        text = text[found.end() :]
-    return text.strip() if thoughts else text, "\n".join(t for t in thoughts if t)
+def _said(content: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever came
+    """The text of a content, and what of it was only thought."""
+    if not isinstance(content, list):
+        return _text(content), ""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else ""
+        if kind in _CALL_PARTS:
+            continue
+        (thoughts if kind in _THOUGHT_PARTS else texts).append(_text(part))
+    return "".join(texts), "".join(thoughts)
 
 
-def _text(content: Any) -> str:  # noqa: ANN401 - whatever came
-    if isinstance(content, list):
-        parts = [p.get("text", "") if isinstance(p, dict) else p for p in content]
-        return "".join(p for p in parts if isinstance(p, str))
-    return content if isinstance(content, str) else ""
+def _text(value: Any) -> str:  # noqa: ANN401 - whatever came
+    """The text in a value of any shape."""
+    if isinstance(value, list):
+        return "".join(_text(part) for part in value)
+    if isinstance(value, dict):
+        names = ("text", "content", "thinking", "reasoning", "value", "summary")
+        return next((text for name in names if (text := _text(value.get(name)))), "")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)  # an answer that is a number, by servers that read it as JSON
+    return value if isinstance(value, str) else ""
+
+
+def _reasoning(wire: Wire) -> str:
+    return next((text for name in _REASONING if (text := _text(wire.get(name)))), "")
+
+
+# ---- calls
 
 
 def _calls(wire: Wire) -> list[Wire]:
-    calls = wire.get("tool_calls") or []
+    calls = _listed(wire.get("tool_calls"))
     if not calls and isinstance(wire.get("function_call"), dict):
         calls = [{"function": wire["function_call"]}]
-    if isinstance(calls, dict):
-        calls = [calls]
+    if not calls and isinstance(wire.get("content"), list):
+        parts = wire["content"]
+        calls = [p for p in parts if isinstance(p, dict) and p.get("type") in _CALL_PARTS]
     return [_call(call, i) for i, call in enumerate(calls) if isinstance(call, dict)]
 
 
+def _listed(calls: Any) -> list[Any]:  # noqa: ANN401 - whatever came
+    """Calls as a list, whether they came as one, as a single one, by number, or as JSON."""
+    if isinstance(calls, str):
+        try:
+            calls = json.loads(calls)
+        except (ValueError, RecursionError):
+            return []
+    if isinstance(calls, dict):
+        is_one = calls.keys() & {"function", "name", "custom"}
+        return [calls] if is_one else list(calls.values())
+    return calls if isinstance(calls, list) else []
+
+
 def _call(call: Wire, index: int) -> Wire:
-    function = call.get("function")
+    function = call.get("function") or call.get("custom")
     if not isinstance(function, dict):
-        function = {"name": call.get("name"), "arguments": call.get("arguments")}
-    arguments = function.get("arguments")
-    if arguments is None:
-        arguments = ""
-    elif not isinstance(arguments, str):
+        named = function if isinstance(function, str) else call.get("name")
+        function = {**call, "name": named}
+    spelled = ("arguments", "parameters", "input", "args")
+    arguments = next((function[key] for key in spelled if function.get(key) is not None), "")
+    if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    rest = {k: v for k, v in call.items() if k not in {"index", "function", "name", "arguments"}}
+    known = {"index", "function", "custom", "name", "type", *spelled}
+    rest = {k: v for k, v in call.items() if k not in known}
     name = function.get("name")
     named = {"name": name if isinstance(name, str) else "", "arguments": arguments}
     identity = call.get("id")

@@ -1,7 +1,7 @@
 """Models behind the OpenAI chat API: OpenAI, DeepSeek, Qwen, vLLM, Ollama, llama.cpp.
 
-This is the one owner of retries, and one deadline covers all of them. Replies are taken whole, not
-streamed: nothing can be run from half a reply, and parallel calls cannot be glued together.
+This is the one owner of retries, and one deadline covers all of them: tries, what is waited for in
+between, and learning how the endpoint wants to be asked.
 """
 
 from __future__ import annotations
@@ -9,24 +9,39 @@ from __future__ import annotations
 import json
 import logging
 import random
-import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from typing import Any
 
 import httpx2
 import openai
 from pydantic import SecretStr
 
-from worker.endpoints import Price
-from worker.errors import Cancelled, ModelRefused, ModelTimeout, ModelUnavailable
-from worker.messages import Message, Record, Reply, Role, Usage, Wire
+from worker.endpoints import ModelChoice
+from worker.errors import ModelRefused, ModelTimeout, ModelUnavailable
+from worker.messages import Finish, Message, Record, Reply, Role, Usage, Wire
+from worker.models.answers import MOST_BYTES, read_answer
 from worker.models.base import TOKENS_PER_CHAR, Request
+from worker.models.dialect import Dialect
 from worker.models.exchange import Line
-from worker.models.failures import Again, Endpoint, from_status, from_text
-from worker.models.normal import normal_finish, normal_message
+from worker.models.failures import (
+    Again,
+    Endpoint,
+    NameUnknown,
+    from_connection,
+    from_error,
+    from_status,
+)
+from worker.models.normal import chosen_of, is_interrupted, normal_finish, normal_message
+from worker.models.slots import Slots
+from worker.models.streaming import Broken, Pulse
+from worker.models.waiting import Patience
+from worker.settings import nearest
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.1
+_MOST_COUNTED = 2**40  # tokens; what is more is no count
+_NAMES_S = 5.0
+_MOST_NAMES = 2000
 
 
 class Retries(Record):
@@ -35,6 +50,8 @@ class Retries(Record):
     tries: int = 5
     first_wait_s: float = 0.5
     longest_wait_s: float = 20.0
+    longest_asked_s: float = float("inf")  # an endpoint that asks for more is down
+    idle_s: float = 60.0  # between two pieces of a stream
 
     def wait_s(self, tries: int) -> float:
         backoff = min(self.longest_wait_s, self.first_wait_s * 2.0 ** (tries - 1))
@@ -44,111 +61,149 @@ class Retries(Record):
 class OpenAIChat:
     """See `worker.models.base.Model`."""
 
-    def __init__(  # noqa: PLR0913 - one argument per setting
+    def __init__(
         self,
-        name: str,
+        choice: ModelChoice,
         *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        price: Price | None = None,
-        temperature: float | None = None,
-        send_reasoning: bool = False,
         retries: Retries | None = None,
+        slots: Slots | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        self.name = name
+        self.name = choice.model
+        self._choice = choice
+        self._retries = retries or Retries()
+        self._slots = slots
+        self._most_bytes = most_bytes
         self._line = Line()
+        key = choice.api_key.get_secret_value() if choice.api_key else ""
         # Servers on one's own machine want no key, but the SDK insists on some text.
         self._client = openai.OpenAI(
-            base_url=base_url,
-            api_key=api_key or "none",
+            base_url=choice.base_url,
+            api_key=key or "none",
             http_client=self._line.client,
             max_retries=0,
         )
         self._endpoint = Endpoint(
-            url=str(self._client.base_url).rstrip("/"), model=name, api_key=SecretStr(api_key or "")
+            url=str(self._client.base_url).rstrip("/"),
+            model=choice.model,
+            api_key=SecretStr(key),
+            key_name=choice.key_name,
+            url_name=choice.url_name,
+            model_name=choice.model_name,
         )
-        self._price = price
-        self._temperature = temperature
-        self._send_reasoning = send_reasoning
-        self._retries = retries or Retries()
+        self._dialect = Dialect(send_reasoning=choice.send_reasoning)
         self._sent: dict[int, tuple[Message, bytes]] = {}  # of the last request, by their ids
-        self._limit = "max_tokens"  # newer models of OpenAI want max_completion_tokens
 
     def reply(
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
-        started = time.monotonic()
-        deadline, waited = started + timeout_s, 0.0
+        patience = Patience(timeout_s, is_cancelled)
         for tries in range(1, self._retries.tries + 1):
             try:
-                reply = self._try(request, deadline, is_cancelled)
+                reply = self._try(request, patience)
             except Again as error:
                 _log.warning("try %d of %d: %s", tries, self._retries.tries, error)
-                wait_s = self._retries.wait_s(tries) if error.wait_s is None else error.wait_s
-                if tries == self._retries.tries or time.monotonic() + wait_s >= deadline:
-                    raise ModelUnavailable(f"{error} (tried {tries} times)") from error
-                _sleep(wait_s, is_cancelled)
-                waited += wait_s
+                self._wait(tries, error, patience)
             else:
-                duration_s = time.monotonic() - started
-                return reply.model_copy(update={"duration_s": duration_s, "waited_s": waited})
+                times = {"duration_s": patience.spent_s, "waited_s": patience.waited_s}
+                return reply.model_copy(update=times)
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
         self._line.close()
 
-    def _try(self, request: Request, deadline: float, is_cancelled: Callable[[], bool]) -> Reply:
-        try:
-            return self._exchange(request, deadline, is_cancelled)
-        except ModelRefused as error:
-            if self._limit not in str(error) or "max_completion_tokens" not in str(error):
-                raise
-            self._limit = "max_completion_tokens"
-            return self._exchange(request, deadline, is_cancelled)
+    def _wait(self, tries: int, error: Again, patience: Patience) -> None:
+        """Wait for the next try; raises `ModelUnavailable` when there is none."""
+        wait_s = self._retries.wait_s(tries) if error.wait_s is None else error.wait_s
+        is_too_long = wait_s >= patience.left_s or wait_s > self._retries.longest_asked_s
+        if tries == self._retries.tries or is_too_long:
+            asked = "" if error.wait_s is None else f", asks to wait {error.wait_s:.0f} s"
+            raise ModelUnavailable(f"{error} (tried {tries} times{asked})") from error
+        patience.wait(wait_s)
 
-    def _exchange(
-        self, request: Request, deadline: float, is_cancelled: Callable[[], bool]
-    ) -> Reply:
-        timeout_s = max(0.0, deadline - time.monotonic())
-        body = self._body(request)
+    def _try(self, request: Request, patience: Patience) -> Reply:
+        """Ask once; again at once when what the endpoint refuses is how we ask."""
+        while True:
+            body = self._body(request)
+            try:
+                return self._exchange(request, body, patience)
+            except ModelRefused as error:
+                dialect = self._dialect.after(error.told)
+                if dialect is None:
+                    raise self._with_near_names(error, patience) from error
+                self._dialect, self._sent = dialect, {}
+                if self._body(request) == body:  # it is about something else
+                    raise
+                _log.info("%s: asks otherwise: %s", self._endpoint.place, error)
+
+    def _exchange(self, request: Request, body: bytes, patience: Patience) -> Reply:
+        pulse = Pulse(self._retries.idle_s if self._is_streamed else None)
+
+        def is_over() -> bool:
+            pulse.check()
+            return patience.is_cancelled()
+
+        with self._slots.held(patience) if self._slots else nullcontext():
+            timeout_s = patience.left_s
+            answer = self._run(lambda: self._post(body, timeout_s, pulse), timeout_s, is_over)
+        return self._read(answer, request, body)
+
+    def _run(
+        self, exchange: Callable[[], Any], timeout_s: float, is_over: Callable[[], bool]
+    ) -> Any:  # noqa: ANN401 - whatever came
         try:
-            answer = self._line.run(
-                lambda: self._post(body, timeout_s),
-                timeout_s=timeout_s,
-                is_cancelled=is_cancelled,
-            )
+            return self._line.run(exchange, timeout_s=timeout_s, is_cancelled=is_over)
         except openai.APIStatusError as error:
             raise from_status(error, self._endpoint) from error
         except openai.APITimeoutError as error:
-            raise ModelTimeout(f"{self._endpoint.url}: no reply in {timeout_s:.0f} s") from error
-        except openai.APIConnectionError as error:
-            why = self._endpoint.without_key(str(error.__cause__ or error))
-            raise Again(f"cannot reach {self._endpoint.url} (OPENAI_BASE_URL): {why}") from error
-        return self._read(answer.text, body)
+            raise ModelTimeout(f"{self._endpoint.place}: no reply in {timeout_s:.0f} s") from error
+        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise from_connection(error, self._endpoint) from error
+        except Broken as error:
+            raise Again(f"{self._endpoint.place}: {error}") from error
 
-    def _post(self, body: bytes, timeout_s: float) -> httpx2.Response:
+    def _post(self, body: bytes, timeout_s: float, pulse: Pulse) -> Any:  # noqa: ANN401
         # Not `chat.completions.create`: it goes through every message of every request again,
         # which after a hundred steps takes longer than all the rest of a step together.
-        return self._client.post(
+        response = self._client.post(
             "/chat/completions",
             cast_to=httpx2.Response,
             content=body,
             options={"timeout": timeout_s, "security": {"bearer_auth": True}},
+            stream=True,  # only here: it is read as it comes, within bounds
+            stream_cls=openai.Stream[Any],
         )
+        with closing(response):
+            return read_answer(response, pulse, self._most_bytes)  # type: ignore[arg-type]
+
+    # ---- what is sent
+
+    @property
+    def _is_streamed(self) -> bool:
+        return self._choice.stream and self._dialect.takes_stream
 
     def _body(self, request: Request) -> bytes:
-        body: Wire = {"model": self.name, self._limit: request.max_output_tokens}
+        body: Wire = {"model": self._choice.model, self._dialect.limit: self._most(request)}
         if request.tools:
             body["tools"] = request.tools
-        if self._temperature is not None:
-            body["temperature"] = self._temperature
+        if self._choice.temperature is not None and self._dialect.takes_temperature:
+            body["temperature"] = self._choice.temperature
+        if self._is_streamed:
+            body["stream"] = True
+            if self._dialect.takes_stream_options:
+                body["stream_options"] = {"include_usage": True}
         start = _encoded(body)[:-1]  # without its closing brace
         return b"".join((start, b',"messages":[', b",".join(self._encoded(request)), b"]}"))
+
+    def _most(self, request: Request) -> int:
+        """How many tokens the reply may have."""
+        most = (self._choice.max_output_tokens, self._dialect.most_output_tokens)
+        return min(request.max_output_tokens, *(limit for limit in most if limit is not None))
 
     def _encoded(self, request: Request) -> Iterator[bytes]:
         """The messages of a request; those of the last one are not encoded again."""
         known, self._sent = self._sent, {}
-        for message in request.messages:
+        for message in _openings_joined(request.messages, self._dialect):
             seen = known.get(id(message)) or (message, _encoded(self._wire(message)))
             self._sent[id(message)] = seen  # which keeps the message, so that its id is its own
             yield seen[1]
@@ -159,43 +214,57 @@ class OpenAIChat:
         if message.role is not Role.ASSISTANT:
             return wire
         known = {"role", "content", "tool_calls"}
-        if self._send_reasoning:
+        if self._dialect.send_reasoning:
             known.add("reasoning_content")
-        wire = {"content": None, **{k: v for k, v in wire.items() if k in known}}
+        empty = None if self._dialect.takes_null else ""
+        wire = {"content": empty, **{k: v for k, v in wire.items() if k in known}}
+        wire["content"] = empty if wire["content"] is None else wire["content"]
         for call in wire.get("tool_calls", ()):
             for field in call.keys() - {"id", "type", "function", "extra_content"}:
                 del call[field]
         return wire
 
-    def _read(self, text: str, body: bytes) -> Reply:
-        try:
-            answer = json.loads(text)
-        except ValueError:
-            answer = None
+    # ---- what comes back
+
+    def _read(self, answer: Any, request: Request, body: bytes) -> Reply:  # noqa: ANN401
+        place = self._endpoint.place
         if not isinstance(answer, dict):
-            start = " ".join(self._endpoint.without_key(text).split())[:80]
+            shown = self._endpoint.shown(str(answer))[:100]
             raise Again(
-                f"{self._endpoint.url} did not answer with JSON (a proxy's page? check "
-                f"OPENAI_BASE_URL): {start!r}"
+                f"{place} did not answer with JSON (a proxy's page? check "
+                f"{self._endpoint.url_name}): {shown!r}"
             )
-        choices = answer.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        choice = chosen_of(answer)
+        if choice is None:
             raise self._without_choices(answer)
-        message = normal_message(choices[0].get("message"))
+        if is_interrupted(choice):
+            raise Again(f"{place} broke the reply off: {choice.get('finish_reason')}")
+        try:
+            message = normal_message(choice.get("message"))
+        except ModelUnavailable as error:
+            raise Again(f"{place}: {error}") from error
+        usage = self._usage(answer.get("usage"), body, message)
+        told = answer.get("usage")
         return Reply(
             message=message,
-            finish=normal_finish(choices[0].get("finish_reason")),
-            usage=self._usage(answer.get("usage"), body, message),
-            model=str(answer.get("model") or self.name),
+            finish=self._finish(choice.get("finish_reason"), message, told, request),
+            usage=usage,
+            model=str(answer.get("model") or self.name)[:200],
         )
 
+    def _finish(self, said: object, message: Message, told: Any, request: Request) -> Finish:  # noqa: ANN401
+        """Why it ended; whoever used all that was allowed was cut off, whatever is said."""
+        finish = normal_finish(said)
+        used = _count(told.get("completion_tokens")) if isinstance(told, dict) else 0
+        if finish is Finish.STOP and message.tool_calls and used >= self._most(request):
+            return Finish.LENGTH
+        return finish
+
     def _without_choices(self, answer: Wire) -> ModelUnavailable:
-        error = answer.get("error")
-        if error:  # some gateways send errors with status 200
-            code = error.get("code") if isinstance(error, dict) else None
-            status = code if isinstance(code, int) else 500
-            return from_text(status, json.dumps(error), self._endpoint)
-        return Again(f"{self._endpoint.url} answered without choices")
+        if error := answer.get("error"):  # some gateways send errors with status 200
+            return from_error(error, self._endpoint)
+        told = self._endpoint.shown(json.dumps(answer, ensure_ascii=False))[:100]
+        return Again(f"{self._endpoint.place} answered without choices: {told}")
 
     def _usage(self, told: Any, body: bytes, message: Message) -> Usage:  # noqa: ANN401 - whatever came
         told = told if isinstance(told, dict) else {}
@@ -204,7 +273,42 @@ class OpenAIChat:
             sizes = len(body), len(_encoded(message.to_wire()))
             used = int(sizes[0] * TOKENS_PER_CHAR), int(sizes[1] * TOKENS_PER_CHAR)
         usage = Usage(input_tokens=used[0], output_tokens=used[1])
-        return usage.model_copy(update={"cost": self._price.of(usage) if self._price else None})
+        price = self._choice.price
+        return usage.model_copy(update={"cost": price.of(usage) if price else None})
+
+    def _with_near_names(self, error: ModelRefused, patience: Patience) -> ModelRefused:
+        """The refusal of a name, with the one that was meant, where the endpoint lists them."""
+        if not isinstance(error, NameUnknown):
+            return error
+        timeout_s = min(_NAMES_S, patience.left_s)
+        try:
+            answer = self._run(lambda: self._get(timeout_s), timeout_s, patience.is_cancelled)
+        except ModelUnavailable:  # which says nothing of the model
+            return error
+        listed = answer.get("data") if isinstance(answer, dict) else None
+        found = [m.get("id") for m in listed if isinstance(m, dict)] if listed else []
+        names = [name for name in found[:_MOST_NAMES] if isinstance(name, str)]
+        return NameUnknown(f"{error}{nearest(self._choice.model, names)}")
+
+    def _get(self, timeout_s: float) -> Any:  # noqa: ANN401 - whatever came
+        response = self._client.get(
+            "/models",
+            cast_to=httpx2.Response,
+            options={"timeout": timeout_s, "security": {"bearer_auth": True}},
+            stream=True,
+            stream_cls=openai.Stream[Any],
+        )
+        with closing(response):
+            return read_answer(response, Pulse(None), self._most_bytes)  # type: ignore[arg-type]
+
+
+def _openings_joined(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message, ...]:
+    """The messages, the system prompt put into the goal where there is no such role."""
+    if dialect.takes_system or len(messages) < 2 or messages[0].role is not Role.SYSTEM:  # noqa: PLR2004
+        return messages
+    prompt, goal, *rest = messages
+    both = goal.model_copy(update={"content": f"{prompt.text}\n\n{goal.text}"})
+    return (both, *rest)
 
 
 def _encoded(value: Wire) -> bytes:
@@ -212,12 +316,7 @@ def _encoded(value: Wire) -> bytes:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def _sleep(seconds: float, is_cancelled: Callable[[], bool]) -> None:
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        if is_cancelled():
-            raise Cancelled
-        time.sleep(min(_POLL_S, left))
+    """Tokens as an endpoint counted them; 0 for what is no count."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return int(value) if 0 < value < _MOST_COUNTED else 0

@@ -15,9 +15,7 @@ from worker.models.base import Model, Request
 class Roles:
     """A model that hands each request to the one it is for."""
 
-    def __init__(
-        self, worker: Model, *, planner: Model | None = None, summariser: Model | None = None
-    ) -> None:
+    def __init__(self, worker: Model, *, planner: Model, summariser: Model) -> None:
         self.name = worker.name
         self._worker = worker
         self._planner = planner
@@ -26,18 +24,15 @@ class Roles:
     def reply(
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
-        model = self._for(request) or self._worker
-        return model.reply(request, timeout_s=timeout_s, is_cancelled=is_cancelled)
-
-    def _for(self, request: Request) -> Model | None:
         if request.is_summary:
-            return self._summariser
-        return self._planner if request.turn == 0 else None
+            model = self._summariser
+        else:
+            model = self._planner if request.turn == 0 else self._worker
+        return model.reply(request, timeout_s=timeout_s, is_cancelled=is_cancelled)
 
     def close(self) -> None:
         for model in (self._worker, self._planner, self._summariser):
-            if model:
-                model.close()
+            model.close()
 
 
 class Summariser:
