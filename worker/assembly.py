@@ -33,7 +33,7 @@ from worker.models.making import endpoint_model
 from worker.models.recorded import RecordedModel, never
 from worker.models.recording import RecordingModel
 from worker.models.roles import Roles, Summariser
-from worker.models.text_protocol import TextCalls
+from worker.models.text_protocol import TextProtocol
 from worker.prompts import notice, text
 from worker.reading import open_plain
 from worker.repetition import LoopHook
@@ -260,7 +260,7 @@ def _read(model: Model, protocol: ToolProtocol, record: Path | None) -> Model:
     """The model, its replies recorded as they come, and read for calls that are text."""
     if record:
         model = RecordingModel(model, record)
-    return model if protocol == "native" else TextCalls(model)
+    return model if protocol == "native" else TextProtocol(model, in_text=protocol == "text")
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -197,7 +197,7 @@ class _Reader:
             )
         found = _PLAIN[quote[0]].match(self._text, self._at)
         part = self._take(len(found[0]) if found and found[0] else 1)
-        self._note(_RAW if len(quote) == 1 and _CONTROL.search(part) else None)
+        self._note(_RAW if quote not in _RAW_QUOTES and _CONTROL.search(part) else None)
         return part
 
     def _escape(self, quote: str) -> str:

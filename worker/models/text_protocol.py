@@ -1,83 +1,90 @@
-"""Calls that come as text: `<tool_call>` tags, fenced JSON, or bare JSON.
+"""A model whose replies are read for calls that are text, and which can be asked in text.
 
-What counts is strict. A reply is a call when all of it is one (before tags there may be a sentence)
-and it names a tool that was offered. Prose that mentions JSON, or quotes code, is not a call.
+With the protocol `text` it always is, and a call in the form of our prompt is nothing to report.
+With `auto` the model is offered tools natively, and a reply that is a call all the same becomes
+one, reported as repaired; where the endpoint says that it takes no tools, the model is asked in
+text for the rest of the job. What counts as a call: `worker.models.text_calls`.
 """
 
 from __future__ import annotations
 
-import json
-import re
+import time
 from collections.abc import Callable
-from typing import Any
 
-from worker.arguments import read_arguments
-from worker.errors import ArgumentsInvalid
-from worker.messages import Reply, ToolCall
+from worker.errors import ToolsUnsupported
+from worker.messages import Finish, Reply, Role, ToolCall
 from worker.models.base import Model, Request
+from worker.models.text_calls import Offered, Written, read_calls, read_code
+from worker.models.text_tools import TextTools
 
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>|<tool_call>\s*(\{.*\})\s*\Z", re.DOTALL)
-_FENCED = re.compile(r"\A```(?:json|tool_call|tool)?[ \t]*\n(.*)\n[ \t]*```\Z", re.DOTALL)
-_NOTE = "the call came as text, not through the tool-call interface"
-_KEYS = {"name", "arguments", "parameters", "id", "type"}
+_NOT_NATIVE = "the call came as text, not through the tool-call interface"
+_NOT_ASKED = "the call was not written as <tool_call>{…}</tool_call>"
+_ALLOWED = "triple-quoted strings were escaped"  # by our prompt
 
 
-class TextCalls:
-    """Wraps a model: a reply that is a call in text becomes a call, reported as repaired."""
+class TextProtocol:
+    """Wraps a model; see `worker.models.base.Model`."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, in_text: bool = False) -> None:
         self.name = model.name
         self._model = model
+        self._text = TextTools() if in_text else None
 
     def reply(
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
-        reply = self._model.reply(request, timeout_s=timeout_s, is_cancelled=is_cancelled)
-        if reply.calls or not request.tools:
-            return reply
-        said, calls = calls_in(reply.text, request.tool_names)
-        if not calls:
-            return reply
-        message = reply.message.model_copy(
-            update={"content": said or None, "tool_calls": tuple(calls)}
+        deadline = time.monotonic() + timeout_s
+        remarks: tuple[str, ...] = ()
+        if self._text is None:
+            try:
+                reply = self._model.reply(request, timeout_s=timeout_s, is_cancelled=is_cancelled)
+            except ToolsUnsupported as error:
+                remarks = (f"{self.name} is asked in text from now on: {error}",)
+                self._text = TextTools()
+            else:
+                return self._read(reply, request)
+        left_s = max(0.0, deadline - time.monotonic())
+        reply = self._model.reply(
+            self._text.rewritten(request), timeout_s=left_s, is_cancelled=is_cancelled
         )
-        return reply.model_copy(update={"message": message})
+        reply = reply.model_copy(update={"remarks": (*remarks, *reply.remarks)})
+        return self._read(reply, request)
 
     def close(self) -> None:
         self._model.close()
 
+    def _read(self, reply: Reply, request: Request) -> Reply:
+        if reply.calls or not request.tools or reply.finish is not Finish.STOP:
+            return reply
+        written = self._written(reply.text, request)
+        if written is None:
+            return reply
+        calls = tuple(self._noted(call, written) for call in written.calls)
+        changed = {"content": written.said or None, "tool_calls": calls}
+        message = reply.message.model_copy(update=changed)
+        return reply.model_copy(update={"message": message})
 
-def calls_in(text: str, names: frozenset[str]) -> tuple[str, list[ToolCall]]:
-    """The sentence before the calls, and the calls; no calls when the text is something else."""
-    text = text.strip()
-    if tagged := list(_TAGGED.finditer(text)):
-        said, rest = text[: tagged[0].start()].strip(), _TAGGED.sub("", text[tagged[0].start() :])
-        bodies = [found[1] or found[2] or "" for found in tagged]
-        whole = not rest.strip() and "```" not in said
-    else:
-        fenced = _FENCED.match(text)
-        said, bodies, whole = "", [fenced[1] if fenced else text], True
-    if not whole or not all(body.startswith(("{", "[")) for body in bodies):
-        return text, []
-    calls = [call for body in bodies for call in _calls(body, names)]
-    return (said, calls) if calls and None not in calls else (text, [])  # type: ignore[return-value]
+    def _written(self, text: str, request: Request) -> Written | None:
+        """The calls of a reply; of a model that makes calls natively, code is shown and not one."""
+        offered = Offered.of(request.tools)
+        if found := read_calls(text, offered):
+            return found
+        calls = (call for message in request.messages for call in message.tool_calls)
+        if self._text is None and any(map(_is_native, calls)):
+            return None
+        goal = next((m.text for m in request.messages if m.role is Role.USER), "")
+        return read_code(text, offered, goal)
+
+    def _noted(self, call: ToolCall, written: Written) -> ToolCall:
+        """Say what was unusual about a call: what our prompt has asked for is not."""
+        mended = (call.repaired or "").split("; ")
+        if self._text is None:
+            notes = [_NOT_NATIVE, *mended]
+        else:
+            notes = [note for note in mended if note != _ALLOWED]
+            notes = notes if written.is_usual else [_NOT_ASKED, *notes]
+        return call.model_copy(update={"repaired": "; ".join(filter(None, notes)) or None})
 
 
-def _calls(body: str, names: frozenset[str]) -> list[ToolCall | None]:
-    try:
-        values = json.loads(body) if body.startswith("[") else [read_arguments(body)[0]]
-    except (ArgumentsInvalid, ValueError):
-        return [None]
-    return [_call(value, names, i) for i, value in enumerate(values)]
-
-
-def _call(value: Any, names: frozenset[str], index: int) -> ToolCall | None:  # noqa: ANN401 - JSON
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
-    if not isinstance(value, dict) or value.get("name") not in names or value.keys() - _KEYS:
-        return None
-    arguments = value.get("arguments", value.get("parameters"))
-    if not isinstance(arguments, dict | str):
-        return None
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(id=f"text_{index}", name=value["name"], arguments=text, repaired=_NOTE)
+def _is_native(call: ToolCall) -> bool:
+    return _NOT_NATIVE not in (call.repaired or "")

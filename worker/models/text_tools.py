@@ -1,0 +1,115 @@
+"""Tools in text, for models and servers that know no others: described, called and answered.
+
+The tools stand in the system prompt, as signatures. Calls are written as `<tool_call>` tags into
+the assistant's text, and results come as messages of the user, so that every chat template takes
+them: the roles alternate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from worker.arguments import read_arguments
+from worker.errors import ArgumentsInvalid
+from worker.messages import Message, Role, ToolCall, Wire
+from worker.models.base import Request
+from worker.prompts import text
+from worker.signatures import kind
+
+
+class TextTools:
+    """Rewrites requests. What is in the last one is not written again."""
+
+    def __init__(self) -> None:
+        self._tools: tuple[Wire, ...] = ()
+        self._described = ""
+        self._written: dict[tuple[int, ...], tuple[tuple[Message, ...], Message]] = {}
+
+    def rewritten(self, request: Request) -> Request:
+        """The same request, in text alone."""
+        known, self._written = self._written, {}
+        messages = []
+        for group in _groups(request.messages):
+            key = tuple(map(id, group))
+            # which keeps the messages, so that their ids are their own
+            self._written[key] = known.get(key) or (group, _as_one(group))
+            messages.append(self._written[key][1])
+        if request.tools:
+            messages[0] = _with(messages[0], f"{messages[0].text}\n\n{self._describe(request)}")
+        return request.model_copy(update={"messages": tuple(messages), "tools": ()})
+
+    def _describe(self, request: Request) -> str:
+        if self._tools is not request.tools:
+            self._tools, self._described = request.tools, describe_tools(request.tools)
+        return self._described
+
+
+def describe_tools(tools: Iterable[Wire]) -> str:
+    """The part of the system prompt that says which tools there are, and how to call one."""
+    told = "\n".join(_described(tool["function"]) for tool in tools)
+    return text("text_tools.md").replace("{tools}", told)
+
+
+def written_call(call: ToolCall) -> str:
+    """A call as the prompt asks for it."""
+    try:
+        arguments, _ = read_arguments(call.arguments)
+    except ArgumentsInvalid:  # as it was: the result says what is wrong with it
+        given = call.arguments
+    else:
+        given = json.dumps(arguments, ensure_ascii=False)
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {given}}}\n</tool_call>'
+
+
+def _described(function: Wire) -> str:
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or []
+    rows = (parameters.get("properties") or {}).items()
+    signature = ", ".join(f"{n}{'' if n in required else '?'}: {kind(p)}" for n, p in rows)
+    said = " ".join(function.get("description", "").split())
+    notes = [f"  {n}: {p['description']}" for n, p in rows if _is_noted(p)]
+    return "\n".join([f"- {function['name']}({signature}): {said}", *notes])
+
+
+def _is_noted(part: object) -> bool:
+    return isinstance(part, dict) and bool(part.get("description"))
+
+
+def _groups(messages: Sequence[Message]) -> Iterable[tuple[Message, ...]]:
+    """Messages of one speaker that follow each other; a result is what the user says."""
+    group: list[Message] = []
+    for message in messages:
+        if group and _speaker(message) is not _speaker(group[0]):
+            yield tuple(group)
+            group = []
+        group.append(message)
+    if group:
+        yield tuple(group)
+
+
+def _speaker(message: Message) -> Role:
+    return Role.USER if message.role is Role.TOOL else message.role
+
+
+def _as_one(group: tuple[Message, ...]) -> Message:
+    if len(group) == 1 and group[0].role is not Role.TOOL and not group[0].tool_calls:
+        return group[0]
+    said = "\n\n".join(filter(None, map(_said, group)))
+    return Message(role=_speaker(group[0]), content=said, extra=_reasoning(group[0]))
+
+
+def _said(message: Message) -> str:
+    if message.role is Role.TOOL:
+        return f"<tool_result>\n{message.text}\n</tool_result>"
+    return "\n".join(filter(None, [message.text.strip(), *map(written_call, message.tool_calls)]))
+
+
+def _reasoning(message: Message) -> Wire:
+    """What endpoints want back of a reply, and is no call."""
+    return {key: value for key, value in message.extra.items() if key.startswith("reasoning")}
+
+
+def _with(message: Message, content: str) -> Message:
+    return message.model_copy(update={"content": content})
