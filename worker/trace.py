@@ -231,6 +231,10 @@ class Trace(View):
             return
         title, style = ("answer", "bold green") if is_answer else (str(self._step), "bold")
         self._rule(title, self._left, style)
+        if paid := paid_text(held):
+            self._block(Text(safe(paid), style="dim"))
+        for remark in held.remarks:
+            self._note("· ", remark, "yellow")
         if held.reasoning:
             self._long(Text(safe(held.reasoning).strip(), style="dim italic"))
         if held.text and not is_answer:
@@ -328,6 +332,20 @@ def write_answer(console: Console, answer: str) -> None:
         console.print(Padding(text, (0, 0, 0, len(_INDENT))))
     else:
         write_block(console, Text(safe(answer)))
+
+
+def paid_text(reply: Reply) -> str:
+    """Who gave a reply and what it took; nothing for one that was not paid for."""
+    usage = reply.usage
+    if not usage.tokens:
+        return ""
+    parts = [reply.model] if reply.model else []
+    parts.append(f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out")
+    if usage.cost:
+        parts.append(f"cost {usage.cost:.4f}")
+    if reply.duration_s:
+        parts.append(time_text(reply.duration_s))
+    return " · ".join(parts)
 
 
 def left_text(limits: Iterable[Spent]) -> str:

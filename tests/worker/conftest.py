@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.worker.served import make_chat
 from worker import assembly
 from worker.builtin import Workplace
 from worker.history import History
@@ -96,3 +97,17 @@ def bench():
         return Bench(model, FakeSandbox(respond), store, settings, job)
 
     return make
+
+
+@pytest.fixture
+def chat(httpserver):
+    """Make models behind the test's HTTP server, or at `base_url`."""
+    made = []
+
+    def make(**options):
+        made.append(make_chat(options.pop("base_url", httpserver.url_for("/v1")), **options))
+        return made[-1]
+
+    yield make
+    for model in made:
+        model.close()

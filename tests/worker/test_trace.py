@@ -35,6 +35,7 @@ from worker.messages import (
     SummaryAdded,
     ToolCall,
     ToolResult,
+    Usage,
     WindowLearnt,
 )
 from worker.terminal import Activity
@@ -204,3 +205,31 @@ def test_many_lines_of_code_are_shown_by_both_ends_in_a_pipe_as_well():
     lines = shown_call("\n".join(f"echo {number}" for number in range(100)), is_terminal=False)
     assert lines[29:32] == ["echo 29", "… 60 more lines, 420 characters …", "echo 90"]
     assert shown_call("x" * 9000, is_terminal=False) == ["x" * 9000]
+
+
+class Paid:
+    """Another model, whose replies cost something."""
+
+    name = "m"
+    usage = Usage(input_tokens=1234, output_tokens=56, cost=0.25)
+
+    def __init__(self, model):
+        self.model = model
+
+    def reply(self, request, **options):
+        paid = {"usage": self.usage, "model": "m-1", "remarks": ("b stood in for a",)}
+        reply = self.model.reply(request, **options)
+        return reply.model_copy(update={**paid, "duration_s": 2.34})
+
+
+def test_each_step_says_who_answered_what_it_took_and_what_was_odd(bench):
+    b = bench(say(None, ("python_interpreter", {"code": "1"})), say("done"))
+    b.model = Paid(b.model)
+    file = io.StringIO()
+    b.watching = Trace(Console(file=file, width=100))
+    job = b.drive()
+    b.watching.close(job)
+    shown = file.getvalue()
+    assert shown.count("m-1 · 1,234 tokens in, 56 out · cost 0.2500 · 2.3 s") == 2
+    assert shown.count("· b stood in for a") == 2
+    assert "2 steps · 2,580 tokens · cost 0.5000" in shown
