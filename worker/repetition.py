@@ -1,111 +1,53 @@
 """Loop detection: the same thing again becomes a nudge, then a refusal, then the end.
 
-Everything is derived from the stored job, and each step of it is read once. What makes two calls
-the same is the tool and its canonical arguments (for code: without comments and white space); what
-makes two outcomes the same is what was printed and raised, without addresses. A changed outcome is
-progress: looking again at something that moves is no loop.
+Everything is derived from the stored job, and each step of it is read once. What is the same,
+`worker.fingerprints` says. A changed outcome is progress: looking again at something that moves is
+no loop, and looking at something that does not move yet gets more patience.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import re
-import tokenize
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from itertools import takewhile
+from itertools import groupby, takewhile
 
 from sandbox.types import Outcome
-from worker.arguments import read_arguments
-from worker.errors import ArgumentsInvalid, SkipCall
+from worker.errors import SkipCall
+from worker.fingerprints import (
+    error_of,
+    is_ours,
+    same_call,
+    same_outcome,
+    shown,
+    shown_call,
+    shown_outcome,
+)
 from worker.history import History, Turn
 from worker.hooks import Hook, Run
-from worker.messages import FinishReason, ResultStatus, ToolCall, ToolResult
+from worker.messages import FinishReason, ToolCall, ToolResult
 from worker.prompts import notice
 from worker.settings import LoopLimits
 
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
-_WAITS = re.compile(r"\bsleep\b|\bwait\b|\bwatch\b|\btail\b|\bps\b|\bpgrep\b|\bjobs\b")
-_WAITING = re.compile(
-    r"still running|in progress|not (?:yet )?(?:ready|finished|done)|pending", re.IGNORECASE
+_WAITS = re.compile(
+    r"(?:^|[;&|(\"]\s*|\\n\s*)(?:sleep|wait|watch|ps|pgrep|jobs|kill -0)\b"
+    r"|\btail\b[^|;&]*(?:log|out|progress|status)"
+    r"|\bsleep\(|\.(?:poll|wait|is_alive|done)\("
 )
-_NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER)
+_WAITING = re.compile(
+    r"still running|in progress|not (?:yet )?(?:ready|finished|done)|\bpending\b|\bwaiting\b",
+    re.IGNORECASE,
+)
 
 Step = tuple[tuple[str, str], ...]  # the (call, outcome) pairs of one step
 Outcomes = list[tuple[str, str, bool]]  # call, outcome, and whether the call was blocked
 
 
-# ---- what is the same
-
-
-def same_call(call: ToolCall) -> str:
-    """Return a text that is equal for calls that do the same."""
-    return _canonical(call.name, call.arguments)
-
-
-@lru_cache(maxsize=1024)  # a call is looked at again for the others of its turn
-def _canonical(name: str, text: str) -> str:
-    try:
-        arguments, _ = read_arguments(text)
-    except ArgumentsInvalid:
-        return f"{name} {text}"
-    if isinstance(code := arguments.get("code"), str):
-        arguments["code"] = _bare_python(code)
-    if isinstance(command := arguments.get("command"), str):
-        arguments["command"] = _bare_shell(command)
-    return f"{name} {json.dumps(arguments, sort_keys=True)}"
-
-
-def _bare_python(code: str) -> str:
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
-    except (tokenize.TokenError, SyntaxError):
-        return " ".join(code.split())
-    names = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}
-    return " ".join(names.get(t.type, t.string) for t in tokens if t.type not in _NOISE)
-
-
-def _bare_shell(command: str) -> str:
-    lines = (line.strip() for line in command.splitlines())
-    return "\n".join(" ".join(line.split()) for line in lines if line and line[0] != "#")
-
-
-def same_outcome(result: ToolResult) -> str:
-    """Return a text that is equal for outcomes that tell the model the same."""
-    if (done := result.execution) is None:
-        return "\n".join(result.text.splitlines()[1:])
-    error = f"{done.error.type}: {done.error.message}" if done.error else ""
-    told = f"{done.outcome} {done.exit_code} {error}\n{done.value}\n{done.output}"
-    return _without_addresses(told)
-
-
-def _without_addresses(text: str) -> str:
-    # Most texts have none, which a search for two letters finds out a hundred times faster.
-    return _ADDRESS.sub("0x", text) if "0x" in text else text
-
-
-def _error_of(turn: Turn) -> str | None:
-    """The error that a step ended with, whichever code led to it."""
-    for result in reversed(turn.results.values()):
-        done = result.execution
-        if done and done.error:
-            return f"{done.error.type}: {_without_addresses(done.error.message)}"
-        if result.status is ResultStatus.REFUSED:
-            return "\n".join(result.text.splitlines()[1:3])
-        if result.status is ResultStatus.ERROR and done and done.output.strip():
-            return done.output.strip().splitlines()[-1]
-    return None
+# ---- the steps as they are compared
 
 
 def _outcomes_of(turn: Turn) -> Outcomes:
-    found = []
-    for call in turn.calls:
-        if result := turn.results.get(call.id):
-            is_blocked = result.status is ResultStatus.SKIPPED
-            outcome = result.text if is_blocked else same_outcome(result)
-            found.append((same_call(call), outcome, is_blocked))
-    return found
+    ran = ((call, turn.results[call.id]) for call in turn.calls if call.id in turn.results)
+    return [(same_call(call), same_outcome(result), is_ours(result)) for call, result in ran]
 
 
 def _steps(outcomes: Iterable[Outcomes]) -> list[Step]:
@@ -203,39 +145,31 @@ class LoopHook(Hook):
 
     def __init__(self, limits: LoopLimits) -> None:
         self._limits = limits
-        cycle = limits.cycle_length * (limits.cycle_repeats + 1)
-        self._reach = 2 + max(limits.stop * limits.poll_factor, limits.error_stop, cycle)
+        cycle = limits.cycle_length * (limits.cycle_repeats * limits.poll_factor + 1)
+        self._reach = 2 + max(limits.stop * limits.poll_factor, 2 * limits.error_stop, cycle)
 
     def before_model(self, run: Run) -> None:
         trail = run.history.view(Trail)
         turns, steps = trail.latest(run.history, self._reach, len(run.history.turns))
         self._judge_repeats(run, steps, turns)
         self._judge_errors(run, turns)
-        self._judge_cycles(run, steps)
+        self._judge_cycles(run, steps, turns)
 
     def before_tool(self, run: Run, call: ToolCall) -> None:
         """Block a call that gave the same thing often enough, and doubles within one turn."""
+        if self._limits.observe:
+            return
         key = same_call(call)
         turn = run.history.last
         twins = [c for c in turn.calls if same_call(c) == key]
-        if len(twins) > 2 and call.id != twins[0].id and not self._limits.observe:  # noqa: PLR2004
+        if len(twins) > 2 and call.id != twins[0].id:  # noqa: PLR2004
             raise SkipCall(notice("twice", number=run.history.number(twins[0].id)))
         trail = run.history.view(Trail)
         earlier, steps = trail.latest(run.history, self._reach, len(run.history.turns) - 1)
         count = trailing_repeats(steps, key)
-        if count + 1 >= self._limits.block * self._factor(earlier) and not self._limits.observe:
-            result = self._last_result(earlier, key)
-            raise SkipCall(notice("blocked", count=count, earlier=result))
-
-    @staticmethod
-    def _last_result(turns: list[Turn], key: str) -> str:
-        found = (
-            turn.results[call.id].text
-            for turn in reversed(turns)
-            for call in turn.calls
-            if same_call(call) == key and turn.results[call.id].status is not ResultStatus.SKIPPED
-        )
-        return next(found, "")
+        if count + 1 >= self._limits.block * self._factor(earlier):
+            found = _last_result(earlier, key)
+            raise SkipCall(notice("blocked", count=count, earlier=found.text if found else ""))
 
     def _factor(self, turns: Sequence[Turn]) -> int:
         """Give checks of something that runs a longer limit."""
@@ -246,27 +180,41 @@ class LoopHook(Hook):
     def _judge_repeats(self, run: Run, steps: Sequence[Step], turns: Sequence[Turn]) -> None:
         count = trailing_repeats(steps)
         factor = self._factor(turns)
-        if count >= self._limits.stop * factor:
-            self._stop(run, f"the same call gave the same result {count} times")
+        stop = self._limits.stop * factor
+        if count >= stop:
+            why = f"the same call gave the same result {count} times: {_quoted(steps, turns)}"
+            self._stop(run, why, is_first=count == stop)
         elif count == self._limits.nudge * factor:
             key = "repeat_poll" if factor > 1 else "repeat"
             self._nudge(run, notice(key, count=count), f"repeat:{count}")
 
     def _judge_errors(self, run: Run, turns: Sequence[Turn]) -> None:
-        if not turns or (last := _error_of(turns[-1])) is None:
+        """Count how often the last error came since anything went well."""
+        own = [turn for turn in turns if not all(map(is_ours, turn.results.values()))]
+        if not own or own[-1] is not turns[-1]:
             return
-        count = sum(1 for _ in takewhile(lambda turn: _error_of(turn) == last, reversed(turns)))
+        errors = list(takewhile(lambda error: error is not None, map(error_of, reversed(own))))
+        count = errors.count(errors[0]) if errors else 0
+        last = shown(errors[0] or "") if errors else ""
         if count >= self._limits.error_stop:
-            self._stop(run, f"the same error came {count} times: {last}")
+            why = f"the same error came {count} times: {last}, the last time from "
+            is_first = count == self._limits.error_stop
+            self._stop(run, why + shown_call(turns[-1].calls[-1]), is_first=is_first)
         elif count == self._limits.error_nudge:
             text = notice("error_again", count=count, error=last)
             self._nudge(run, text, f"error:{count}")
 
-    def _judge_cycles(self, run: Run, steps: Sequence[Step]) -> None:
-        length, count = trailing_cycle(steps, self._limits.cycle_length)
-        if count >= self._limits.cycle_repeats:
-            self._stop(run, f"{length} steps repeated {count} times in the same order")
-        elif count and count == self._limits.cycle_repeats - 1:
+    def _judge_cycles(self, run: Run, steps: Sequence[Step], turns: Sequence[Turn]) -> None:
+        firsts = [next(same)[0] for _, same in groupby(enumerate(steps), key=lambda pair: pair[1])]
+        length, count = trailing_cycle([steps[i] for i in firsts], self._limits.cycle_length)
+        unit = [turns[i] for i in firsts[len(firsts) - length :]]
+        factor = self._limits.poll_factor if all(map(_is_poll, unit)) else 1
+        repeats = self._limits.cycle_repeats * factor
+        if count >= repeats:
+            quoted = ", ".join(shown(shown_call(turn.calls[-1]), 60) for turn in unit)
+            why = f"{length} steps repeated {count} times in the same order: {quoted}"
+            self._stop(run, why, is_first=count == repeats)
+        elif count and count == repeats - 1:
             self._nudge(run, notice("cycle", length=length), f"cycle:{length}")
 
     def _nudge(self, run: Run, text: str, reason: str) -> None:
@@ -275,11 +223,30 @@ class LoopHook(Hook):
         else:
             run.notify(text, reason)
 
-    def _stop(self, run: Run, why: str) -> None:
-        if self._limits.observe:
-            run.remark(f"loop detection (observing): would stop: {why}")
-        else:
+    def _stop(self, run: Run, why: str, *, is_first: bool) -> None:
+        if not self._limits.observe:
             run.land(notice("landing_loop", why=why), FinishReason.LOOP, why)
+        elif is_first:
+            run.remark(f"loop detection (observing): would stop: {why}")
+
+
+def _last_result(turns: Sequence[Turn], key: str) -> ToolResult | None:
+    """The last result of that call which was not our own refusal."""
+    found = (
+        turn.results[call.id]
+        for turn in reversed(turns)
+        for call in turn.calls
+        if same_call(call) == key and not is_ours(turn.results[call.id])
+    )
+    return next(found, None)
+
+
+def _quoted(steps: Sequence[Step], turns: Sequence[Turn]) -> str:
+    """The call of the last step that was repeated most, and what came of it."""
+    most = trailing_repeats(steps)
+    call = next(c for c in turns[-1].calls if trailing_repeats(steps, same_call(c)) == most)
+    result = _last_result(turns, same_call(call))
+    return f"{shown_call(call)}, which gave: {shown_outcome(result) if result else 'nothing'}"
 
 
 def _is_poll(turn: Turn) -> bool:
@@ -291,7 +258,11 @@ def _is_poll(turn: Turn) -> bool:
         and bool(
             done.background_processes
             or _WAITS.search(call.arguments)
-            or _WAITING.search(done.output)
+            or _WAITING.search(_last_line(done.output or done.value or ""))
         )
         for call in turn.calls
     )
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

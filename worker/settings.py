@@ -379,6 +379,8 @@ class Settings(BaseSettings):
             raise ValueError(f"max_cost needs a price for {free!r} in the table [prices]")
         if not self.loop_nudge <= self.loop_block <= self.loop_stop:
             raise ValueError("loop_nudge <= loop_block <= loop_stop must hold")
+        if self.loop_error_nudge > self.loop_error_stop:
+            raise ValueError("loop_error_nudge <= loop_error_stop must hold")
         if self.call_timeout_s > self.max_call_timeout_s:
             raise ValueError(
                 f"call_timeout_s ({self.call_timeout_s:g}) is more than max_call_timeout_s "

@@ -43,10 +43,12 @@ def counted(bench):
     sys.setprofile(previous)
 
 
+@pytest.mark.parametrize("notes", [0, 1000], ids=["left out", "summed up"])
 @pytest.mark.parametrize("tokens", [4096, 32_768, 10_000_000])
-def test_a_late_step_makes_no_more_calls_than_an_early_one(bench, counted, tokens):
+def test_a_late_step_makes_no_more_calls_than_an_early_one(bench, counted, tokens, notes):
     steps = LATE + STEPS + 1
-    b = bench(*script(steps), max_steps=steps + 1, context_tokens=tokens)
+    given = {"max_steps": steps + 1, "context_tokens": tokens, "notes": [say("notes")] * notes}
+    b = bench(*script(steps), **given)
     b.watching = counted
     assert b.drive().status is Status.SUCCEEDED
     assert counted.calls[EARLY] > 1000
