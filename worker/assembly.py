@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -19,20 +20,23 @@ from sandbox.errors import (
 )
 from sandbox.mounts import check_mounts
 from sandbox.types import Limits, Mount, SandboxSpec
+from worker.answers import AnswerHook, Answers, Landing
 from worker.budget import BudgetHook
 from worker.builtin import Workplace, builtin_tools
 from worker.context import Window, WindowHook
 from worker.endpoints import ToolProtocol
 from worker.errors import InputInvalid
-from worker.hooks import Hook, Hooks, Landing
+from worker.grounding import GroundingHook
+from worker.hooks import Hook, Hooks
 from worker.loop import Loop
-from worker.messages import Message, Record, Role
+from worker.messages import Message, Record, Role, Wire
 from worker.models.base import Model
 from worker.models.fallback import Fallback
 from worker.models.making import endpoint_model
 from worker.models.recorded import RecordedModel, never
 from worker.models.recording import RecordingModel
 from worker.models.roles import Roles, Summariser
+from worker.models.text_calls import Offered
 from worker.models.text_protocol import TextProtocol
 from worker.prompts import notice, text
 from worker.reading import open_plain
@@ -142,6 +146,7 @@ def opening(
     files: Iterable[InputFile] = (),
     mounts: Iterable[Mount] = (),
     network: str = "none",
+    answer_schema: Wire | None = None,
 ) -> tuple[Message, Message]:
     """The first two messages of a job: the system prompt, and the goal with what there is."""
     parts = [goal.strip()]
@@ -149,6 +154,11 @@ def opening(
         parts.append("\n".join([notice("files"), *listed]))
     if shown := [f"- {mount.target}" for mount in mounts]:
         parts.append("\n".join([notice("mounts"), *shown]))
+    if listed or shown:
+        parts.append(notice("look_first"))
+    if answer_schema is not None:
+        schema = json.dumps(answer_schema, ensure_ascii=False)
+        parts.append(notice("answer_schema", schema=schema))
     goal_message = Message(role=Role.USER, content="\n\n".join(parts))
     reach = notice("offline" if network == "none" else "online", network=network)
     prompt = text("system.md").replace("{network}", reach)
@@ -280,13 +290,26 @@ def build(settings: Settings, model: Model, place: Workplace, more: Iterable[Hoo
     )
     limits = settings.loop_limits()
     choice = settings.choice(settings.model)
-    replies = ReplyHook(limits, tool_names=tools.names, reply_tokens=choice.max_output_tokens)
+    answers = Answers(Offered.of(tools.schemas), settings.answer_schema)
+    replies = ReplyHook(limits, answers=answers, reply_tokens=choice.max_output_tokens)
+    taken = AnswerHook(answers, settings.answer_corrections)
     summariser = make_summariser(settings, model) if settings.summaries else None
     return Loop(
         model=model,
         tools=tools,
         # after a reply they run in reverse: a last turn is an end before anything else is judged
-        hooks=Hooks([BudgetHook(), replies, LoopHook(limits), Landing(), WindowHook(), *more]),
+        hooks=Hooks(
+            [
+                taken,
+                BudgetHook(),
+                GroundingHook(),
+                replies,
+                LoopHook(limits),
+                Landing(answers),
+                WindowHook(),
+                *more,
+            ]
+        ),
         window=Window(choice.context_tokens, choice.max_output_tokens, summariser),
         model_timeout_s=settings.model_timeout_s,
     )

@@ -132,7 +132,7 @@ class Run:
             self.remark(f"after the end: {stop}")
             return
         notice = self.history.landing
-        if notice and not isinstance(stop, Cancelled):
+        if notice and stop.reason != notice.landing and not isinstance(stop, Cancelled):
             stop = landed(notice, stop.answer)
         cancelled = isinstance(stop, Cancelled)
         self._close(ResultStatus.CANCELLED if cancelled else ResultStatus.SKIPPED, str(stop))
@@ -216,19 +216,12 @@ class Hooks(Hook):
             _guard(hook, hook.after_tool, run, call, result)
 
 
-class Landing(Hook):
-    """Ends the job with the reply that `Run.land` asked for."""
-
-    def after_model(self, run: Run, reply: Reply) -> None:
-        if notice := run.history.landing:
-            raise landed(notice, reply.text)
-
-
-def landed(notice: NoticeAdded, answer: str) -> Stop:
-    """The end of a job that was asked for its best answer."""
+def landed(notice: NoticeAdded, answer: str, more: str = "") -> Stop:
+    """The end of a job that was asked for its best answer; `more` is said of that."""
     reason = notice.landing or FinishReason.BUDGET
     kind = "LoopDetected" if reason is FinishReason.LOOP else "BudgetSpent"
-    return Stop(notice.why, reason=reason, kind=kind, answer=answer)
+    why = f"{notice.why}; {more}" if more else notice.why
+    return Stop(why, reason=reason, kind=kind, answer=answer)
 
 
 def _guard(hook: Hook, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

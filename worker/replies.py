@@ -1,8 +1,11 @@
-"""Replies that are neither a call nor an answer: empty, cut off, unreadable, stuck.
+"""Replies that are neither a call nor an answer: empty, cut off, unreadable, stuck, a promise.
 
 Each is sent back with what was wrong; three in a row end the job. When loops are only observed,
 they do not, and a reply that repeats itself is taken as it is: what cannot be used is sent back
 all the same.
+
+Code that is shown where a tool would run it is sent back once. Who asks for code gets it, and a
+model that sends it again means it.
 """
 
 from __future__ import annotations
@@ -10,32 +13,47 @@ from __future__ import annotations
 import re
 from itertools import islice
 
+from worker.answers import Answers, is_blank
 from worker.errors import SkipCall, Stop
 from worker.history import History
 from worker.hooks import Hook, Run
 from worker.messages import Finish, FinishReason, Reply, ToolCall
+from worker.models.text_calls import FINAL, asks_for_code, is_only_code
 from worker.prompts import notice
 from worker.repetition import repeats_itself
 from worker.settings import LoopLimits
 
-_MARKUP = re.compile(
-    r"\A\s*(?:<(?:\|)?(?:tool_call|function_call|tool_calls|function=|invoke)|\[TOOL_CALLS\])"
-    r"|<tool_call>[^<]*(?:</tool_call>\s*)?\Z"
+_PROMISE_CHARS = 400
+_SENTENCE_END = re.compile(r"(?<=[.!?:…])\s+")
+_PROMISE = re.compile(
+    r"(?:(?:sure|certainly|of course|okay|ok|alright|great|understood|first|next|now|then)\b"
+    r"[\s,.!:]*)*"
+    r"(?:to [^.,\n]{3,120}, )?"
+    r"(?:I(?:['’]ll| will| am going to|['’]m going to| need to| should| must)"
+    r"|let me|let['’]s|let us|we(?:['’]ll| will| need to| should))\s+"
+    r"(?:(?:now|first|then|next|also|start by|begin by|try to|go ahead and|use \w+ to)\s+)*"
+    r"(?:run|execut|load|read|look|check|comput|calculat|start|begin|use|using|analy[sz]|inspect|write"
+    r"|writing|try|find|open|explor|examin|creat|import|plot|fix|proceed|call|get|fetch|list|print"
+    r"|verif|see|count|investigat)\w*\b",
+    re.IGNORECASE,
 )
+_FILLER = re.compile(
+    r"(?:sure|certainly|of course|okay|ok|alright|great|understood)[.!]", re.IGNORECASE
+)
+_SPEAKS = re.compile(r"\b(?:you|your|please|cannot|not|unable)\b|n['’]t\b", re.IGNORECASE)
+_THOUGHT = re.compile(r"\A[*_\s]*Thought[*_]*\s*:", re.IGNORECASE)
 
 
 class ReplyHook(Hook):
     """Judges each reply before anything of it is run or taken as the answer."""
 
-    def __init__(
-        self, limits: LoopLimits, *, tool_names: tuple[str, ...], reply_tokens: int
-    ) -> None:
+    def __init__(self, limits: LoopLimits, *, answers: Answers, reply_tokens: int) -> None:
         self._limits = limits
-        self._tool_names = tool_names
+        self._answers = answers
         self._reply_tokens = reply_tokens
 
     def after_model(self, run: Run, reply: Reply) -> None:
-        fault = self._fault(reply)
+        fault = self._fault(run, reply)
         if fault is None or run.history.last.notices:
             return
         if fault == "repetition" and self._limits.observe:
@@ -44,10 +62,13 @@ class ReplyHook(Hook):
         in_a_row = 1 + _faults_before(run.history)
         if in_a_row >= self._limits.text_turns:
             self._stop(run, _end(fault, in_a_row))
-        if not reply.calls:
-            tools = ", ".join(self._tool_names)
-            text = notice(fault, tokens=self._reply_tokens, tools=tools)
-            run.notify(text, f"reply:{fault}")
+        if not reply.calls or fault == "empty":
+            run.notify(self._told(fault, reply), f"reply:{fault}")
+
+    def _told(self, fault: str, reply: Reply) -> str:
+        offered = self._answers.offered
+        tools, why = ", ".join(offered.texts), self._answers.fault_of(reply)
+        return notice(fault, tokens=self._reply_tokens, tools=tools, why=why)
 
     def _stop(self, run: Run, end: Stop) -> None:
         if not self._limits.observe:
@@ -61,17 +82,37 @@ class ReplyHook(Hook):
         if reply and reply.finish is not Finish.STOP:
             raise SkipCall(notice("cut_call"))
 
-    @staticmethod
-    def _fault(reply: Reply) -> str | None:
+    def _fault(self, run: Run, reply: Reply) -> str | None:
         if reply.finish is not Finish.STOP:
             return "cut_reply"
-        if reply.calls:
+        said = self._answers.said_in(reply)
+        if reply.calls and not said:
             return None
-        if not reply.text:
-            return "empty"
-        if _MARKUP.search(reply.text):
+        if self._answers.fault_of(reply):
             return "markup"
-        return "repetition" if repeats_itself(reply.text) else None
+        if is_blank(said[0]):
+            return "empty"
+        return None if reply.calls else self._fault_of_text(run, said[0])
+
+    def _fault_of_text(self, run: Run, text: str) -> str | None:
+        if repeats_itself(text):
+            return "repetition"
+        if self._answers.offered.texts and is_promise(text):
+            return "promise"
+        if not is_only_code(text, self._answers.offered) or asks_for_code(run.job.goal):
+            return None
+        before = run.history.turns[-2].notices
+        return None if any(n.reason == "reply:code" for n in before) else "code"
+
+
+def is_promise(text: str) -> bool:
+    """Whether a text says only what its writer is going to do (in English), or thinks aloud."""
+    if _THOUGHT.match(text) and not FINAL.search(text):
+        return True
+    if len(text) > _PROMISE_CHARS or _SPEAKS.search(text):
+        return False
+    sentences = [s for s in _SENTENCE_END.split(text.strip()) if not _FILLER.fullmatch(s)]
+    return bool(sentences) and all(_PROMISE.match(sentence) for sentence in sentences)
 
 
 def _faults_before(history: History) -> int:

@@ -232,7 +232,13 @@ def run_job(
             keep=keeper(_shelf(job, settings), settings),
         )
         run = _claimed(job, observer or Observer(), is_cancelled)
-        opening = assembly.opening(request.goal, files, mounts, network=settings.network)
+        opening = assembly.opening(
+            request.goal,
+            files,
+            mounts,
+            network=settings.network,
+            answer_schema=settings.answer_schema,
+        )
         return runner.work(run, opening)
     finally:
         place.close()

@@ -53,18 +53,19 @@ _ENFORCED = ("date", "email", "ipv4", "ipv6", "regex", "uuid")  # by the library
 _SHOWN = 80  # characters of a value
 
 
-def check_schema(schema: object, what: str) -> None:
-    """Raise `InputInvalid`, which begins with `what`, for a schema that cannot be enforced whole.
+def check_schema(schema: object) -> None:
+    """Raise `InputInvalid`, in one line, for a schema that cannot be enforced whole.
 
     It must be an object.
     """
     if not isinstance(schema, dict):
-        raise InputInvalid(f"{what}: a JSON Schema is an object, not {_short(schema)}")
+        raise InputInvalid(f"a JSON Schema is an object, not {_short(schema)}")
     try:
-        if why := _why_not(schema):
-            raise InputInvalid(f"{what}: {why}")
+        why = _why_not(schema)
     except RecursionError:
-        raise InputInvalid(f"{what}: the schema is too deep") from None
+        why = "the schema is too deep"
+    if why:
+        raise InputInvalid(" ".join(why.split()))
 
 
 def faults(value: Any, schema: Schema) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON

@@ -41,7 +41,7 @@ from pydantic_settings import (
 from sandbox.types import MIB, Limits, Mount, SandboxSpec
 from worker import urls
 from worker.endpoints import ModelChoice, ModelEntry, Price, ToolProtocol, no_switch
-from worker.errors import SettingsInvalid
+from worker.errors import InputInvalid, SettingsInvalid
 from worker.messages import Budget, Record
 from worker.sizes import exact_bytes
 
@@ -122,6 +122,7 @@ JOB_SETTINGS = frozenset(
         *("loop_text_turns", "loop_poll_factor", "loop_observe", "image", "memory", "cpus", "pids"),
         *("call_timeout_s", "max_call_timeout_s", "max_life_s", "network", "workspace_size"),
         *("tmp_size", "preload", "max_artifacts", "max_artifact_bytes"),
+        *("answer_schema", "answer_corrections"),
     }
 )
 # Of these what nobody has chosen is the worker's; all others are settled when a job is submitted,
@@ -139,8 +140,13 @@ _SIZES = {
 _TABLES = {  # which are JSON in variables
     "prices": '{"MODEL": {"input": 0.4, "output": 1.6}}',
     "models": '{"NAME": {"model": "m", "base_url": "https://host/v1", "api_key_env": "KEY"}}',
+    "answer_schema": '{"type": "object", "properties": {"mean": {"type": "number"}}}',
 }
-_OPTIONS = {"job_timeout_s": "--timeout", "call_timeout_s": "--timeout"}
+_OPTIONS = {
+    "job_timeout_s": "--timeout",
+    "call_timeout_s": "--timeout",
+    "answer_schema": "--schema",
+}
 Size = Annotated[int, BeforeValidator(parse_size)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
@@ -151,6 +157,17 @@ def _known_tools(names: tuple[str, ...]) -> tuple[str, ...]:
             near = nearest(name, TOOLS)
             raise ValueError(f"there is no tool {name!r}{near}; known: {', '.join(TOOLS)}")
     return names
+
+
+def _enforceable(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    if schema is not None:
+        from worker.schema import check_schema  # noqa: PLC0415 - the library loads slowly
+
+        try:
+            check_schema(schema)
+        except InputInvalid as error:
+            raise ValueError(str(error)) from None
+    return schema
 
 
 def _module_names(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -256,6 +273,12 @@ class Settings(BaseSettings):
     # the agent
     tools: Annotated[Words, AfterValidator(_known_tools)] = Field(
         TOOLS, description="what the model may call"
+    )
+    answer_schema: Annotated[dict[str, Any] | None, AfterValidator(_enforceable)] = Field(
+        None, description="a JSON Schema that the answer must fit, as JSON"
+    )
+    answer_corrections: int = Field(
+        2, ge=0, le=100, description="how often an answer that does not fit is sent back"
     )
 
     # what a job may use
@@ -547,7 +570,7 @@ def _plain(name: str, value: object) -> object:
             return str(value)
         case tuple():
             return list(value)
-        case dict():
+        case dict() if name != "answer_schema":
             return {name: _table(entry) for name, entry in value.items()}
     return urls.without_password(str(value)) if name == "base_url" and value else value
 
@@ -564,6 +587,8 @@ def _said(name: str, value: object) -> str:
     """A value as a person would write it."""
     if name in _SIZES and isinstance(value, int):
         return exact_bytes(value)
+    if name == "answer_schema":
+        value = json.dumps(value, ensure_ascii=False)
     match value:
         case bool():
             return str(value).lower()

@@ -219,9 +219,12 @@ class _Shift:
             keep = keeper(self._shelf(), self.settings)
             more = [CheckpointHook(self.place, keep)]
             loop = assembly.build(self.settings, model, self.place, more)
-            network = self.settings.network
             opening = assembly.opening(
-                self.run.job.goal, self._inputs(), self._mounts(), network=network
+                self.run.job.goal,
+                self._inputs(),
+                self._mounts(),
+                network=self.settings.network,
+                answer_schema=self.settings.answer_schema,
             )
             Runner(loop, self.place, keep, self.engine).work(self.run, opening)
 

@@ -172,7 +172,10 @@ def schema_tool(
     """
     from worker.schema import check_schema, faults  # noqa: PLC0415 - the library loads slowly
 
-    check_schema(parameters, f"tool {name}")
+    try:
+        check_schema(parameters)
+    except InputInvalid as error:
+        raise InputInvalid(f"tool {name}: {error}") from error
     whole = _closed(parameters)
 
     def validate(arguments: Wire) -> Wire:

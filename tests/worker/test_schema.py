@@ -30,7 +30,7 @@ OLD = "http://json-schema.org/draft-07/schema#"
     ],
 )
 def test_what_can_be_enforced_is_taken(schema):
-    check_schema(schema, "s")
+    check_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,7 @@ def test_what_can_be_enforced_is_taken(schema):
 )
 def test_what_would_not_be_enforced_is_refused_in_one_line(schema, why):
     with pytest.raises(InputInvalid) as raised:
-        check_schema(schema, "the schema")
-    assert str(raised.value).startswith("the schema: ")
+        check_schema(schema)
     assert why in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -66,7 +65,7 @@ def test_what_is_elsewhere_is_never_fetched(monkeypatch):
     asked = []
     monkeypatch.setattr(socket.socket, "connect", lambda *a: asked.append(a))
     with pytest.raises(InputInvalid, match="nothing is fetched"):
-        check_schema({"$ref": "http://127.0.0.1:9/s.json"}, "s")
+        check_schema({"$ref": "http://127.0.0.1:9/s.json"})
     assert asked == []
 
 
@@ -75,7 +74,7 @@ def test_a_schema_too_deep_to_look_at_is_refused():
     for _ in range(5000):
         schema = {"items": schema}
     with pytest.raises(InputInvalid, match="too deep"):
-        check_schema(schema, "s")
+        check_schema(schema)
 
 
 SCHEMA = {

@@ -1,0 +1,186 @@
+"""What the answer is: told from everything else, and checked against the schema that was asked for.
+
+A reply without calls is the answer, and so is a call that gives one (`final_answer`, `submit` …)
+where no tool of that name is offered. No word in a text ends a job; only the end of a ReAct reply,
+`Final Answer:`, is taken off what follows it.
+
+With a schema the answer must be JSON that fits (a fence around it, and words around that, are
+dropped). What does not goes back with its faults a few times; then the job fails, and the last
+answer is kept. The answer of a last turn is checked as well, and cannot be sent back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from worker.arguments import read_arguments
+from worker.errors import ArgumentsInvalid, SkipCall, Stop
+from worker.hooks import Hook, Run, landed
+from worker.messages import Finish, FinishReason, Reply, ToolCall, Wire
+from worker.models.text_calls import FINAL, Offered, read_calls, unreadable
+from worker.names import is_answer
+from worker.prompts import notice
+
+INVALID = "answer:invalid"
+_KEYS = ("answer", "final_answer", "result", "text", "value", "content", "response", "output")
+_TAGGED = re.compile(r"\A\s*<(final_answer|answer)>(.*)</\1>\s*\Z", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*(?:[*_]*Thought[*_]*\s*:.*)?\Z", re.DOTALL | re.IGNORECASE)
+_FENCED = re.compile(r"\A[^`]*```(?:json)?[ \t]*\n(.*)\n[ \t]*```[^`]*\Z", re.DOTALL)
+# What may stand in a reply and says nothing: tags, control tokens, fences, rules and brackets.
+_SAYS_NOTHING = re.compile(r"<[^<>]*>|```\w*|[\s`*_#>~|{}\[\]()\"'.,:;…=-]")
+_MOST_FAULTS = 10
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has nothing but white space and markup."""
+    return not _SAYS_NOTHING.sub("", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How the answers of a job are read: what its tools are, and what an answer must fit."""
+
+    offered: Offered
+    schema: Wire | None = None
+
+    def said_in(self, reply: Reply) -> tuple[str, ...]:
+        """The answer that a reply gives, in the ways in which it can be meant; () if it calls."""
+        calls, text = reply.calls, reply.text
+        if not calls and (written := read_calls(text, self.offered)):
+            calls = written.calls
+        if not calls:
+            return (_without_frame(text),)
+        if not all(is_answer(call.name, self.offered.texts) for call in calls):
+            return ()
+        return tuple(_meant(calls[0]))
+
+    def fault_of(self, reply: Reply) -> str | None:
+        """Why a text is neither an answer nor a call, though it looks like one."""
+        if reply.calls:
+            return None
+        if read_calls(reply.text, self.offered):
+            return None if self.said_in(reply) else "it came as text"
+        return unreadable(reply.text, self.offered)
+
+    def checked(self, reply: Reply) -> tuple[str, tuple[str, ...]]:
+        """The answer that is in a reply, and what is wrong with it."""
+        said = self.said_in(reply) or ("",)
+        if self.schema is None or is_blank(said[0]):
+            return said[0], ()
+        found = [_fitting(text, self.schema) for text in said]
+        return next((one for one in found if not one[1]), found[0])
+
+
+class AnswerHook(Hook):
+    """Ends the job with its answer, or sends it back with what is wrong with it."""
+
+    def __init__(self, answers: Answers, corrections: int = 0) -> None:
+        self._answers = answers
+        self._corrections = corrections
+
+    def after_model(self, run: Run, reply: Reply) -> None:
+        is_sent_back = run.history.last.notices or reply.finish is not Finish.STOP
+        if is_sent_back or not self._answers.said_in(reply):
+            return
+        answer, wrong = self._answers.checked(reply)
+        if not wrong:
+            raise Stop("taken as the answer", reason=FinishReason.ANSWERED, answer=answer)
+        sent_back = sum(n.reason == INVALID for turn in run.history.turns for n in turn.notices)
+        if sent_back >= self._corrections:
+            raise Stop(
+                f"the answer does not fit the schema after {sent_back} corrections: {wrong[0]}",
+                kind="AnswerInvalid",
+                answer=answer,
+            )
+        run.notify(notice("answer_invalid", faults="\n".join(wrong)), INVALID)
+
+    def before_tool(self, run: Run, call: ToolCall) -> None:
+        """An answer is no call: one that was not taken has a notice, or came too early."""
+        if not is_answer(call.name, self._answers.offered.texts):
+            return
+        if len(run.history.last.calls) > 1:
+            raise SkipCall(notice("answer_early"))
+        raise SkipCall(notice("answer_not_taken"))
+
+
+class Landing(Hook):
+    """Ends the job with the reply that `Run.land` asked for, whatever it is."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def after_model(self, run: Run, reply: Reply) -> None:
+        if (asked := run.history.landing) is None:
+            return
+        answer, wrong = self._answers.checked(reply)
+        if is_blank(answer) or self._answers.fault_of(reply):
+            answer, wrong = "", ()
+        raise landed(
+            asked, answer, f"the answer does not fit the schema: {wrong[0]}" if wrong else ""
+        )
+
+
+def _without_frame(text: str) -> str:
+    """An answer without what stands around it by a model's habit."""
+    if tagged := _TAGGED.match(text):
+        return tagged[2].strip()
+    final = FINAL.search(text)
+    if final and _THOUGHT.match(text[: final.start()]):
+        return text[final.end() :].strip()
+    return text
+
+
+def _meant(call: ToolCall) -> Iterator[str]:
+    """What a call gives as the answer: its one argument, the one that is named so, or all."""
+    try:
+        arguments, _ = read_arguments(call.arguments)
+    except ArgumentsInvalid:
+        yield _plain(call.arguments)
+        return
+    named = (key for key in (*_KEYS, *arguments) if key in arguments)
+    key = next(named, None)
+    if key in _KEYS or len(arguments) == 1:
+        yield _as_text(arguments[key or ""])
+    if arguments:
+        yield _as_text(arguments)
+    else:
+        yield ""
+
+
+def _plain(text: str) -> str:
+    """Arguments that are no object; what was to be one and cannot be read is no answer."""
+    if text.lstrip().startswith("{"):
+        return ""
+    try:
+        return _as_text(json.loads(text))
+    except ValueError:
+        return text.strip()
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return ""
+    return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _fitting(text: str, schema: Wire) -> tuple[str, tuple[str, ...]]:
+    """The answer as normal JSON, or as it is with what is wrong with it."""
+    from worker.schema import faults  # noqa: PLC0415 - the library loads slowly
+
+    fenced = _FENCED.match(text)
+    try:
+        value = json.loads(fenced[1] if fenced else text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        return text, (f"it is not JSON: {error}",)
+    wrong = [f"{place or 'the answer'}: {fault}" for place, fault in faults(value, schema)]
+    if wrong:
+        return text, tuple(wrong[:_MOST_FAULTS])
+    return json.dumps(value, ensure_ascii=False, allow_nan=False), ()
+
+
+def _refuse(word: str) -> Any:  # noqa: ANN401 - what a number would be
+    raise ValueError(f"{word} is no JSON")
