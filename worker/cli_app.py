@@ -31,8 +31,10 @@ from worker.cli_options import (
     Mounts,
     Record,
     Replay,
+    Schema,
     complain,
     exit_of,
+    read_schema,
     refuse_empty,
 )
 from worker.errors import CaissonError, Cancelled, InputInvalid, UsageError
@@ -121,6 +123,7 @@ def run(
     max_steps: MaxSteps = None,
     timeout: JobTimeout = None,
     memory: Memory = None,
+    schema: Schema = None,
     as_json: AsJson = False,
 ) -> int:
     """Let an agent work on GOAL, and watch it."""
@@ -130,7 +133,13 @@ def run(
     if model is not None and replay is not None:
         raise InputInvalid("--model and --replay exclude each other; leave one of them out")
     settings = load_settings(
-        {"model": model, "max_steps": max_steps, "job_timeout_s": timeout, "memory": memory}
+        {
+            "model": model,
+            "max_steps": max_steps,
+            "job_timeout_s": timeout,
+            "memory": memory,
+            "answer_schema": read_schema(schema),
+        }
     ).settings
     request = JobRequest(
         goal=goal, files=tuple(file or ()), mounts=tuple(mount or ()), replay=replay, record=record

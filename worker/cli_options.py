@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import suppress
 from enum import IntEnum
@@ -98,7 +99,43 @@ Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Memory of the sandbox, like 512m or 2g."),
 ]
+Schema = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema", metavar="FILE", parser=path, help="A JSON Schema that the answer must fit."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
+
+
+def read_schema(file: Path | None) -> object:
+    """The JSON Schema in a file, as the setting `answer_schema` takes it.
+
+    Raises `InputInvalid`, in one line, for what is no file, no JSON, or no schema that can be
+    enforced.
+    """
+    if file is None:
+        return None
+    from worker.reading import open_plain
+    from worker.schema import MOST_BYTES, check_schema
+
+    try:
+        with open_plain(file) as source:
+            data = source.read(MOST_BYTES + 1)
+        schema = json.loads(data) if len(data) <= MOST_BYTES else None
+    except OSError as error:
+        raise InputInvalid(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputInvalid(f"{file} is not JSON: {error}") from error
+    if len(data) > MOST_BYTES:
+        raise InputInvalid(
+            f"{file}: a schema has {MOST_BYTES:,} bytes at most: the model is told it"
+        )
+    try:
+        check_schema(schema)
+    except InputInvalid as error:
+        raise InputInvalid(f"{file}: {error}") from error
+    return schema
 
 
 def exit_of(job: Job, *, as_json: bool) -> Exit:

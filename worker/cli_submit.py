@@ -21,8 +21,10 @@ from worker.cli_options import (
     Mounts,
     Record,
     Replay,
+    Schema,
     complain,
     exit_of,
+    read_schema,
     tell,
     whole,
 )
@@ -58,6 +60,7 @@ def submit(
     max_steps: MaxSteps = None,
     timeout: JobTimeout = None,
     memory: Memory = None,
+    schema: Schema = None,
     wait: Wait = False,
     key: Key = None,
     priority: Priority = "0",
@@ -70,7 +73,13 @@ def submit(
 
     _check_asked(model, replay, record, wait=wait)
     loaded = load_settings(
-        {"model": model, "max_steps": max_steps, "job_timeout_s": timeout, "memory": memory}
+        {
+            "model": model,
+            "max_steps": max_steps,
+            "job_timeout_s": timeout,
+            "memory": memory,
+            "answer_schema": read_schema(schema),
+        }
     )
     what = Submission(
         goal=goal,

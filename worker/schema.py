@@ -50,6 +50,7 @@ _WORDS = {
     *("then", "else", "minContains", "maxContains"),  # enforced by another keyword's check
 }
 _ENFORCED = ("date", "email", "ipv4", "ipv6", "regex", "uuid")  # by the library, as it stands
+MOST_BYTES = 32 * 1024
 _SHOWN = 80  # characters of a value
 
 
@@ -61,7 +62,7 @@ def check_schema(schema: object) -> None:
     if not isinstance(schema, dict):
         raise InputInvalid(f"a JSON Schema is an object, not {_short(schema)}")
     try:
-        why = _why_not(schema)
+        why = _why_no_text(schema) or _why_not(schema)
     except RecursionError:
         why = "the schema is too deep"
     if why:
@@ -87,6 +88,20 @@ def faults(value: Any, schema: Schema) -> Iterator[tuple[str, str]]:  # noqa: AN
 
 
 # ---- what a schema may be
+
+
+def _why_no_text(schema: Schema) -> str | None:
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "it has characters that are none in Unicode"
+    except (TypeError, ValueError) as error:
+        return f"it is not JSON: {error}"
+    if b"\\u0000" in text:
+        return "it has NUL characters, which no database keeps"
+    if len(text) > MOST_BYTES:
+        return f"it has {len(text):,} bytes; the model is told it, so {MOST_BYTES:,} are the most"
+    return None
 
 
 def _why_not(schema: Schema) -> str | None:
