@@ -57,11 +57,11 @@ class Window:
         (`Stop`) with the numbers; all of that within `timeout_s`. Raises what `Model.reply` raises.
         """
         deadline = time.monotonic() + timeout_s
-        refused = 0
+        refused, most = 0, 0
         for _ in range(_TRIES):
             self._sum_up(run, tools, deadline)
             request, chars = self._sized(run.history, tools)
-            if refused and chars >= refused:
+            if refused and chars >= refused and request.max_output_tokens >= most:
                 break
             left_s = max(0.0, deadline - time.monotonic())
             try:
@@ -69,7 +69,7 @@ class Window:
             except ContextTooLong as error:
                 _log.warning("request of %d characters is too long: %s", chars, error)
                 self._learn(run, request, chars, error)
-                refused = chars
+                refused, most = chars, request.max_output_tokens
             else:
                 return reply.model_copy(update={"request_chars": chars})
         tokens = int(refused * tokens_per_char(run.history))

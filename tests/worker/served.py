@@ -56,7 +56,7 @@ def make_chat(url, **options):
 
 
 @contextmanager
-def raw_server(behave):
+def raw_server(behave, *, reads=True):
     """A TCP server whose connections are handled by `behave(connection)`."""
     ended = threading.Event()
     connections = []
@@ -71,7 +71,8 @@ def raw_server(behave):
             threading.Thread(target=handle, args=(connection,), daemon=True).start()
 
     def handle(connection):
-        connection.recv(65536)
+        if reads:
+            connection.recv(65536)
         try:
             behave(connection, ended)
         except OSError:

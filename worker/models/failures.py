@@ -6,6 +6,7 @@ key, 404 a model without tools, 429 an empty account or a request that will neve
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import socket
@@ -143,7 +144,7 @@ class Endpoint(Record):
         if _PAGE.match(told):
             title = _TITLE.search(told)
             named = re.sub(r"<[^>]*>", " ", title[2] if title else told)
-            told = f"a page, not JSON: {named}"
+            told = f"a page, not JSON: {html.unescape(named)}"
         return " ".join(told.split())[:_SHOWN]
 
 
@@ -296,4 +297,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     found: BaseException | None = error
     while found is not None:
         yield found
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+        found = found.__cause__ or found.__context__  # which the client's layers hide, not drop
