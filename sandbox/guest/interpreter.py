@@ -8,17 +8,16 @@ import importlib
 import os
 import signal
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Callable
 
 from . import processes, wire
 from .capture import Capture
-from .spawn import spawn
 from .wire import Channel, Frame, Malformed
 
 MAX_REPLY = 2 * 1024 * 1024
 MAX_TEXT = 8000
 MAX_ITEMS = 500
-MAX_FAILURES = 50
+MAX_FAILURES, MAX_REASON = 50, 400
 
 
 def prepare() -> None:
@@ -42,7 +41,7 @@ def preload(names: Iterable[str]) -> list[str]:
         try:
             importlib.import_module(name)
         except BaseException as error:  # a module may do anything, sys.exit() included
-            failed.append(f"{name}: {type(error).__name__}: {error}"[:MAX_TEXT])
+            failed.append(f"{name}: {type(error).__name__}: {error}"[:MAX_REASON])
     _settle()
     return failed[:MAX_FAILURES]
 
@@ -69,23 +68,21 @@ def _furnish_home(source: str = "/etc/skel") -> None:
 
 
 class KernelProcess:
-    """One interpreter process; raises OSError if it cannot be started."""
+    """One interpreter process; raises OSError if it cannot be started.
 
-    def __init__(self, workspace: str, value_limit: int, capture: Capture) -> None:
-        from . import kernel  # noqa: PLC0415 - not needed to say hello, and slow to compile
+    Its pid comes from `fork`, told its output, and its ends of the pipes for requests and answers.
+    """
 
+    def __init__(
+        self, fork: Callable[[list[int]], int], value_limit: int, capture: Capture
+    ) -> None:
         # Pipes, not a socket: user code could send open files over one, and some files make
         # whoever closes them last wait for an hour.
         answers, answer_fd = os.pipe()
         request_fd, requests = os.pipe()
         self.channel = Channel(answers, requests, MAX_REPLY)
         try:
-            self.pid = spawn(
-                lambda: kernel.serve(request_fd, answer_fd, workspace, value_limit),
-                capture.write_fd,
-                workspace,
-                keep=(request_fd, answer_fd),
-            )
+            self.pid = fork([capture.write_fd, request_fd, answer_fd])
         except OSError:
             self.channel.close()
             raise

@@ -81,15 +81,15 @@ def inspect(pid: int) -> Process | None:
 
 def _has_other_threads(pid: int) -> bool:
     """Whether a process goes on though its first thread has ended."""
+    return count_threads(pid) > 1
+
+
+def count_threads(pid: int) -> int:
+    """How many threads a process has; libraries may have begun some. 0 if it is gone."""
     try:
-        return len(os.listdir(f"/proc/{pid}/task")) > 1
+        return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
-        return False
-
-
-def count_threads() -> int:
-    """How many threads this process has; libraries may have begun some."""
-    return len(os.listdir("/proc/self/task"))
+        return 0
 
 
 def table() -> list[Process]:
@@ -163,15 +163,18 @@ def kill_everything() -> None:
         kill_others(set())
 
 
-def wait_for_children(timeout_s: float = 2.0) -> None:
+def wait_for_children(spared: set[Process], timeout_s: float = 2.0) -> None:
     """Collect killed children; until then each still counts against the process limit."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
+        are_gone = not _others(spared)
         try:
             pid, _status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
         if pid == 0:
+            if are_gone:
+                return
             time.sleep(0.005)
 
 

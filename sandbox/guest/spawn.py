@@ -30,13 +30,14 @@ def spawn(run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, 
     """
     pid = os.fork()
     if pid == 0:
-        _become_child(run, output_fd, cwd, keep)
+        become_child(run, output_fd, cwd, keep)
     return pid
 
 
-def _become_child(
+def become_child(
     run: Callable[[], object], output_fd: int, cwd: str, keep: tuple[int, ...]
 ) -> NoReturn:
+    """Do in a forked child what `spawn` promises, and then `run`."""
     try:
         signal.set_wakeup_fd(-1)
         for number in DEFAULT_AGAIN:

@@ -1,9 +1,8 @@
 """The first process of a sandbox: serves one host at a time and outlives whatever code does.
 
-One thread, one loop; nothing in it waits for a peer or for user code, and cleaning up after a call
-has bounds of its own. Only libraries that are loaded beforehand hold it up, before any call. At
-most one call runs; its time limit, memory, output and end are judged here and not by the process
-that user code owns.
+One thread, one loop; nothing in it waits for a peer or for user code, and what comes before and
+after a call has bounds of its own. At most one call runs; its time limit, memory, output and end
+are judged here and not by the process that user code owns.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import selectors
 import signal
 import sys
 import time
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import files, processes, shell, wire
 from .calls import MIB, Call, Exit, Stage, outcome_of, read_exit, why_it_ended
-from .interpreter import KernelProcess, preload, prepare
+from .interpreter import KernelProcess, prepare
 from .links import Links, watch_writing
 from .memory import Counters
 from .outputs import Outputs
@@ -25,11 +24,14 @@ from .results import Results
 from .spawn import spawn
 from .wire import Channel, Frame, Malformed
 
+if TYPE_CHECKING:
+    from .zygote import Zygote
+
 SAMPLE_S = 0.05
 IDLE_S = 1.0
 KILL_AGAIN_S = 2.0
+ONE_EACH = 2  # threads of this process and of the kernel, together
 LONELY_S = 5.0  # without a host, before there is a job that somebody might go on with
-PAIR = 2  # tasks: one thread each of this process and of the kernel
 MAX_ID = 200
 MAX_NAME = 4096
 
@@ -55,6 +57,8 @@ class Supervisor:
         self._is_prepared = False
         self._call: Call | None = None
         self._kernel: KernelProcess | None = None
+        self._zygote: Zygote | None = None
+        self._preloading: str | None = None  # the request that waits for the zygote
         self._lost: list[str] | None = None
         self._outputs = Outputs(
             self._selector, self._workspace, config["output_bytes"], config["spill_bytes"]
@@ -162,22 +166,42 @@ class Supervisor:
             "finished": self._results.finished,
         }
         self._links.say(link, answer)
-        if self._kernel is None and self._call is None:
-            self._start_kernel()
+        if self._call is None and self._preloading is None:
+            self._replace_kernel()
 
     def _on_preload(self, frame: Frame) -> None:
         """Load libraries for this and all later kernels, before there is anything to lose."""
         names = wire.texts(frame, "names")
+        asked = wire.text(frame, "id", MAX_ID)
         if self._number:
             raise Conflict("a call was begun already")
+        if self._preloading is not None:
+            raise Conflict("libraries are being loaded already")
         if self._kernel is not None:
             self._kernel.kill()
         self._lose_kernel()
-        failed = preload(names)
         self._lost = None
-        self._start_kernel()
-        asked = wire.text(frame, "id", MAX_ID)
+        self._have_zygote().load(names)
+        self._preloading = asked
+
+    def _on_zygote(self, zygote: Zygote) -> None:
+        """The libraries are loaded, or it has ended over them, or later."""
+        if zygote is not self._zygote:
+            return
+        asked, self._preloading = self._preloading, None
+        failed = None if asked is None else zygote.hear()
+        if failed is None:
+            self._lose_zygote()
+        if asked is None:
+            return
+        if failed is None:
+            limit = "{:g} MiB".format(self._config["memory_bytes"] / MIB)
+            reason = "a process ended while libraries were loaded, probably for want of memory: "
+            self._answer({"kind": "fault", "id": asked, "reason": reason + "the limit is " + limit})
+            return
         self._answer({"kind": "preloaded", "id": asked, "failed": failed})
+        if self._generation:  # else it has no job yet, and without a kernel it takes less memory
+            self._replace_kernel()
 
     def _on_execute(self, frame: Frame) -> None:
         execution_id = wire.text(frame, "id", MAX_ID)
@@ -253,8 +277,8 @@ class Supervisor:
             self._call = launch(execution_id, text, timeout_s)
         except OSError:  # earlier calls have left too much behind: make room, try once more
             self._lose_kernel()
-            processes.kill_everything()
-            processes.wait_for_children()
+            self._kill_users()
+            processes.wait_for_children(self._processes_of(self._zygote))
             self._call = launch(execution_id, text, timeout_s)
 
     def _launch_python(self, execution_id: str, text: str, timeout_s: float) -> Call:
@@ -303,7 +327,7 @@ class Supervisor:
     def _kill(self, call: Call) -> None:
         call.stage, call.deadline = Stage.KILLED, time.monotonic() + KILL_AGAIN_S
         if call.kind == "python" or not processes.kill_others(call.spared):
-            processes.kill_everything()
+            self._kill_users()
 
     def _reap(self, woken_fd: int) -> None:
         """Collect what has ended: the kernel, the shell, and orphans of either."""
@@ -319,7 +343,9 @@ class Supervisor:
 
     def _on_exit(self, pid: int, end: Exit) -> None:
         call = self._call
-        if self._kernel is not None and pid == self._kernel.pid:
+        if self._zygote is not None and pid == self._zygote.pid:
+            self._on_zygote(self._zygote)
+        elif self._kernel is not None and pid == self._kernel.pid:
             self._on_kernel_exit(self._kernel, end)
         elif call is not None and call.kind == "shell" and pid == call.pid:
             self._finish(call, {"exit": end, "cpu_s": end.cpu_s})
@@ -330,7 +356,7 @@ class Supervisor:
         self._lose_kernel()
         call = self._call
         if call is None or call.kind == "python":
-            processes.kill_everything()  # what it started has lost its owner
+            self._kill_users()  # what it started has lost its owner
         if call is not None and call.kind == "python":
             self._finish(call, {"exit": end, "cpu_s": max(0.0, end.cpu_s - kernel.cpu_s)})
 
@@ -340,7 +366,7 @@ class Supervisor:
         outcome, exit_code = outcome_of(call, came)
         if call.reason is not None and not processes.kill_others(call.spared):
             self._lose_kernel()
-            processes.kill_everything()
+            self._kill_users()
         limits_met = self._limits_met(call, outcome)
         after = files.snapshot(self._workspace)
         frame = {
@@ -378,18 +404,26 @@ class Supervisor:
         return met
 
     def _count_background(self) -> int:
-        kernel = self._kernel.pid if self._kernel else 0
-        return sum(1 for process in self._others() if process.pid != kernel)
+        own = {each.pid for each in (self._kernel, self._zygote) if each is not None}
+        return sum(1 for process in self._others() if process.pid not in own)
 
     def _others(self) -> list[processes.Process]:
-        """All other processes; nobody is looked at when the kernel can be the only one."""
-        kernel = self._kernel.process if self._kernel else None
-        tasks = self._counters.tasks()
-        if kernel is not None and (tasks == PAIR or tasks == processes.count_threads() + 1):
-            return [kernel]
+        """All other processes; nobody is looked at when there can be none but our own."""
+        threads = ONE_EACH + (self._zygote.threads if self._zygote else 0)
+        if self._kernel is not None and self._counters.tasks() == threads:
+            return list(self._processes_of(self._kernel, self._zygote))
         return processes.table()
 
-    # --- the kernel -----------------------------------------------------------------------
+    def _processes_of(self, *own: KernelProcess | Zygote | None) -> set[processes.Process]:
+        return {each.process for each in own if each is not None and each.process is not None}
+
+    def _kill_users(self) -> None:
+        """Kill all but the zygote; it as well where the others cannot be had otherwise."""
+        spared = self._processes_of(self._zygote)
+        if not spared or not processes.kill_others(spared):
+            processes.kill_everything()
+
+    # --- its own processes ----------------------------------------------------------------
 
     def _prepare(self) -> None:
         """Do once what all user code needs, confinement included; if it raises, none begins."""
@@ -401,7 +435,7 @@ class Supervisor:
         self._prepare()
         capture = self._outputs.open(self._number)
         try:
-            kernel = KernelProcess(self._workspace, self._config["output_bytes"], capture)
+            kernel = KernelProcess(self._fork_kernel, self._config["output_bytes"], capture)
         except OSError:
             self._outputs.close(capture)
             raise
@@ -412,6 +446,39 @@ class Supervisor:
         )
         self._kernel = kernel
         return kernel
+
+    def _fork_kernel(self, fds: list[int]) -> int:
+        """Fork a kernel with the libraries where they are loaded; one without them elsewhere."""
+        if self._zygote is not None and self._preloading is None:
+            pid = self._zygote.fork(fds)
+            if pid is not None:
+                return pid
+            self._lose_zygote()  # user code has stopped or ended it
+        output_fd, *pipes = fds
+        return spawn(lambda: self._be_kernel(*pipes), output_fd, self._workspace, tuple(pipes))
+
+    def _be_kernel(self, request_fd: int, answer_fd: int) -> None:
+        from . import kernel  # noqa: PLC0415 - not needed to say hello, and slow to compile
+
+        kernel.serve(request_fd, answer_fd, self._workspace, self._config["output_bytes"])
+
+    def _have_zygote(self) -> Zygote:
+        """The process for libraries; made for the first of them."""
+        from .zygote import Zygote  # noqa: PLC0415 - not needed to say hello
+
+        if self._zygote is None:
+            self._prepare()
+            zygote = self._zygote = Zygote(self._be_kernel, self._workspace)
+            self._selector.register(
+                zygote, selectors.EVENT_READ, lambda _events: self._on_zygote(zygote)
+            )
+        return self._zygote
+
+    def _lose_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            self._unregister(zygote.fileno())
+            zygote.end()
 
     def _replace_kernel(self) -> None:
         """Have a new interpreter ready for the next call, if the last one is gone."""
