@@ -32,10 +32,11 @@ _THOUGHT = re.compile(r"\A\s*(?:[*_]*Thought[*_]*\s*:.*)?\Z", re.DOTALL | re.IGN
 _FENCED = re.compile(r"\A[^`]*```(?:json)?[ \t]*\n(.*)\n[ \t]*```[^`]*\Z", re.DOTALL)
 # What may stand in a reply and says nothing: tags, control tokens, fences, rules and brackets.
 _SAYS_NOTHING = re.compile(r"<[^<>]*>|```\w*|[\s`*_#>~|{}\[\]()\"'.,:;…=-]")
+_NO_JSON = "it is not JSON"
 _MOST_FAULTS = 10
 
 
-def is_blank(text: str) -> bool:
+def is_markup(text: str) -> bool:
     """Whether a text has nothing but white space and markup."""
     return not _SAYS_NOTHING.sub("", text)
 
@@ -66,13 +67,18 @@ class Answers:
             return None if self.said_in(reply) else "it came as text"
         return unreadable(reply.text, self.offered)
 
+    def is_blank(self, answer: str) -> bool:
+        """Whether an answer says nothing; where JSON is asked for, `[]` says something."""
+        return is_markup(answer) if self.schema is None else not answer
+
     def checked(self, reply: Reply) -> tuple[str, tuple[str, ...]]:
         """The answer that is in a reply, and what is wrong with it."""
         said = self.said_in(reply) or ("",)
-        if self.schema is None or is_blank(said[0]):
+        if self.schema is None or self.is_blank(said[0]):
             return said[0], ()
         found = [_fitting(text, self.schema) for text in said]
-        return next((one for one in found if not one[1]), found[0])
+        # of those that do not fit, rather one that is JSON
+        return min(found, key=lambda one: (bool(one[1]), _NO_JSON in str(one[1])))
 
 
 class AnswerHook(Hook):
@@ -117,7 +123,7 @@ class Landing(Hook):
         if (asked := run.history.landing) is None:
             return
         answer, wrong = self._answers.checked(reply)
-        if is_blank(answer) or self._answers.fault_of(reply):
+        if self._answers.is_blank(answer) or self._answers.fault_of(reply):
             answer, wrong = "", ()
         raise landed(
             asked, answer, f"the answer does not fit the schema: {wrong[0]}" if wrong else ""
@@ -174,12 +180,13 @@ def _fitting(text: str, schema: Wire) -> tuple[str, tuple[str, ...]]:
     fenced = _FENCED.match(text)
     try:
         value = json.loads(fenced[1] if fenced else text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        return text, (f"it is not JSON: {error}",)
-    wrong = [f"{place or 'the answer'}: {fault}" for place, fault in faults(value, schema)]
-    if wrong:
-        return text, tuple(wrong[:_MOST_FAULTS])
-    return json.dumps(value, ensure_ascii=False, allow_nan=False), ()
+        wrong = [f"{place or 'the answer'}: {fault}" for place, fault in faults(value, schema)]
+        fitting = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        return text, ("the answer is too deep",)
+    except ValueError as error:
+        return text, (f"{_NO_JSON}: {error}",)
+    return (text, tuple(wrong[:_MOST_FAULTS])) if wrong else (fitting, ())
 
 
 def _refuse(word: str) -> Any:  # noqa: ANN401 - what a number would be

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-from worker.answers import Answers, is_blank
+from worker.answers import Answers
 from worker.errors import SkipCall, Stop
 from worker.history import History
 from worker.hooks import Hook, Run
@@ -90,7 +90,7 @@ class ReplyHook(Hook):
             return None
         if self._answers.fault_of(reply):
             return "markup"
-        if is_blank(said[0]):
+        if self._answers.is_blank(said[0]):
             return "empty"
         return None if reply.calls else self._fault_of_text(run, said[0])
 
