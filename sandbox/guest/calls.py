@@ -7,12 +7,15 @@ import signal
 import time
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, NamedTuple
 
 from . import processes
 from .capture import Capture
 from .memory import Counters
 from .processes import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MIB = 1024 * 1024
 GRACE_S = 1.0
@@ -26,12 +29,13 @@ class Stage(Enum):
     KILLED = "killed"  # SIGKILL was sent; its end is only a matter of time
 
 
-class Exit(NamedTuple):
-    """How a process ended."""
+class Exit:
+    """How a process ended: with a code, or by a signal."""
 
-    code: int | None
-    signal: int
-    cpu_s: float
+    def __init__(self, code: int | None, by_signal: int, cpu_s: float) -> None:
+        self.code = code
+        self.signal = by_signal
+        self.cpu_s = cpu_s
 
 
 class Call:

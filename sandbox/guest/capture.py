@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import os
-from typing import Any
 
 from . import files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 READ_SIZE = 256 * 1024
 DRAIN_BYTES = 4 * 1024 * 1024

@@ -7,7 +7,10 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_FILES = 10_000
 MAX_REPORTED = 200
@@ -25,12 +28,13 @@ class Refused(Exception):
     """The file cannot be had; the text says why."""
 
 
-class Chunk(NamedTuple):
+class Chunk:
     """A part of a file, and what the file was when it was read."""
 
-    data: bytes
-    size: int
-    mtime_ns: int
+    def __init__(self, data: bytes, status: os.stat_result) -> None:
+        self.data = data
+        self.size = status.st_size
+        self.mtime_ns = status.st_mtime_ns
 
 
 def split(name: str) -> list[str]:
@@ -105,7 +109,7 @@ def read(root: str, name: str, offset: int, size: int) -> Chunk:
     fd = _open(root, name, os.O_RDONLY, make=False)
     try:
         status = os.fstat(fd)
-        return Chunk(os.pread(fd, size, offset), status.st_size, status.st_mtime_ns)
+        return Chunk(os.pread(fd, size, offset), status)
     except OSError as error:
         raise Refused(f"{name[:200]}: {error.strerror}") from None
     finally:

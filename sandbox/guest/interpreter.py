@@ -8,11 +8,14 @@ import importlib
 import os
 import signal
 from collections.abc import Iterable
-from typing import Any, Callable
 
 from . import processes, wire
 from .capture import Capture
 from .wire import Channel, Frame, Malformed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
 
 MAX_REPLY = 2 * 1024 * 1024
 MAX_TEXT = 8000

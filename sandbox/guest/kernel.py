@@ -17,10 +17,13 @@ import sys
 import time
 import types
 from functools import partial
-from typing import Any
 
 from . import display, report, wire
 from .capture import Bounded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_NAMES = 500
 MAX_NAME = 80

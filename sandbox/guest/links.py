@@ -12,14 +12,17 @@ import selectors
 import socket
 import struct
 import time
-from typing import Callable
 
 from .spawn import close_all_but
 from .wire import MAX_PAYLOAD, Channel, Frame
 
-MAX_STRANGERS = 32
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
 
-OnFrame = Callable[[Channel, Frame], None]
+    OnFrame = Callable[[Channel, Frame], None]
+
+MAX_STRANGERS = 32
 
 
 class Links:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import Any
 
 from . import processes
 from .supervisor import Supervisor
 from .wire import MAX_PAYLOAD, Channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def main(config: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
@@ -22,12 +21,26 @@ MAX_ROUNDS = 25
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Process(NamedTuple):
-    """One process at one moment."""
+class Process:
+    """One process, known by its pid and its start, in clock ticks since boot.
 
-    pid: int
-    started: int  # clock ticks since boot
-    parent: int
+    Its parent is that of one moment: it changes when a process becomes an orphan.
+    """
+
+    __slots__ = ("parent", "pid", "started")
+
+    def __init__(self, pid: int, started: int, parent: int) -> None:
+        self.pid = pid
+        self.started = started
+        self.parent = parent
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Process):
+            return NotImplemented
+        return (self.pid, self.started) == (other.pid, other.started)
+
+    def __hash__(self) -> int:
+        return hash((self.pid, self.started))
 
 
 def set_dumpable(*, allowed: bool) -> None:
@@ -179,9 +192,7 @@ def wait_for_children(spared: set[Process], timeout_s: float = 2.0) -> None:
 
 
 def _others(spared: set[Process]) -> list[Process]:
-    # The parent of an orphan changes, so it has no say in who is who.
-    known = {(process.pid, process.started) for process in spared}
-    return [process for process in table() if (process.pid, process.started) not in known]
+    return [process for process in table() if process not in spared]
 
 
 def _signal_all(processes: Iterable[Process], number: int) -> None:

@@ -7,7 +7,10 @@ import os
 import re
 import types
 from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_TEXT = 4000
 MAX_LINE = 400

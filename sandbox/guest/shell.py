@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 MAX_ARGUMENT = 100_000  # the kernel refuses one argument of more than 128 KiB
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Callable, NoReturn
 
 from . import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, NoReturn
 
 STDERR = 2
 NICE = 10  # however many processes user code starts, the supervisor has its turn

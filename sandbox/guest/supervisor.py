@@ -12,7 +12,6 @@ import selectors
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable
 
 from . import files, processes, shell, wire
 from .calls import MIB, Call, Exit, Stage, outcome_of, read_exit, why_it_ended
@@ -24,7 +23,10 @@ from .results import Results
 from .spawn import spawn
 from .wire import Channel, Frame, Malformed
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable
+
     from .zygote import Zygote
 
 SAMPLE_S = 0.05
@@ -460,6 +462,7 @@ class Supervisor:
     def _be_kernel(self, request_fd: int, answer_fd: int) -> None:
         from . import kernel  # noqa: PLC0415 - not needed to say hello, and slow to compile
 
+        processes.set_name("caisson-kernel")
         kernel.serve(request_fd, answer_fd, self._workspace, self._config["output_bytes"])
 
     def _have_zygote(self) -> Zygote:

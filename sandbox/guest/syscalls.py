@@ -6,18 +6,17 @@ it: installing it in each new process would take as long as starting one.
 The kernel lets any process change the resource limits, priority and processors of another one of
 the same user, and the supervisor is such a one: `prlimit(1, RLIMIT_NOFILE, (0, 0))` would end the
 sandbox. A classic BPF program in front of these calls refuses them where they name the supervisor
-(or everybody). It also refuses kinds of sockets that no network namespace holds (AF_VSOCK reaches
-a virtual machine's host) and io_uring, whose operations pass all such filters by.
+(or everybody); where there is a zygote, a second program names that. It also refuses kinds of
+sockets that no network namespace holds (AF_VSOCK reaches a virtual machine's host) and io_uring,
+whose operations pass all such filters by.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import os
 import struct
-from typing import NamedTuple
 
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
@@ -31,43 +30,44 @@ IO_URING_SETUP = 425  # the same number everywhere
 SOCKETS = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 
 
-class Machine(NamedTuple):
-    """What differs by processor: its audit number and its numbers of the calls below."""
+class Machine:
+    """What differs by processor: its audit number and its numbers of the calls below.
 
-    audit: int
-    prlimit64: int
-    sched_setaffinity: int
-    sched_setparam: int
-    sched_setscheduler: int
-    sched_setattr: int
-    setpriority: int
-    ioprio_set: int
-    socket: int
+    `by_pid` are those whose first argument is a process: prlimit64, sched_setaffinity,
+    sched_setparam, sched_setscheduler and sched_setattr.
+    """
+
+    def __init__(self, audit: int, by_pid: tuple[int, ...], others: tuple[int, int, int]) -> None:
+        self.audit = audit
+        self.by_pid = by_pid
+        self.setpriority, self.ioprio_set, self.socket = others
 
 
 MACHINES = {
-    "x86_64": Machine(0xC000003E, 302, 203, 142, 144, 314, 141, 251, 41),
-    "aarch64": Machine(0xC00000B7, 261, 122, 118, 119, 274, 140, 30, 198),
+    "x86_64": Machine(0xC000003E, (302, 203, 142, 144, 314), (141, 251, 41)),
+    "aarch64": Machine(0xC00000B7, (261, 122, 118, 119, 274), (140, 30, 198)),
 }
 
 
-class Rule(NamedTuple):
+class Rule:
     """Refuse `call` where an argument is among `values`, or (`allows`) where it is not."""
 
-    call: int
-    argument: int
-    values: tuple[int, ...]
-    allows: bool = False
+    def __init__(
+        self, call: int, argument: int, values: tuple[int, ...], *, allows: bool = False
+    ) -> None:
+        self.call = call
+        self.argument = argument
+        self.values = values
+        self.allows = allows
 
 
-def _rules(machine: Machine, supervisor: int) -> list[Rule]:
-    by_pid = machine[1:6]
+def _rules(machine: Machine, pid: int) -> list[Rule]:
     return [
-        *(Rule(call, 0, (supervisor,)) for call in by_pid),
+        *(Rule(call, 0, (pid,)) for call in machine.by_pid),
         # The first argument says whether the second is a process, a group or a user.
-        Rule(machine.setpriority, 1, (supervisor,)),
+        Rule(machine.setpriority, 1, (pid,)),
         Rule(machine.setpriority, 0, (0,), allows=True),
-        Rule(machine.ioprio_set, 1, (supervisor,)),
+        Rule(machine.ioprio_set, 1, (pid,)),
         Rule(machine.ioprio_set, 0, (1,), allows=True),
         Rule(machine.socket, 0, SOCKETS, allows=True),
         Rule(IO_URING_SETUP, 0, (), allows=True),
@@ -98,8 +98,7 @@ def _steps(rule: Rule) -> list[bytes]:
     ]
 
 
-@functools.lru_cache
-def program(machine: Machine, supervisor: int) -> bytes:
+def program(machine: Machine, pid: int) -> bytes:
     """The filter as the kernel takes it; calls of another word size are refused as unknown."""
     steps = [
         _step(LOAD, MACHINE_AT),
@@ -109,7 +108,7 @@ def program(machine: Machine, supervisor: int) -> bytes:
         _step(AT_LEAST, X32_BIT, if_false=1),
         _step(RETURN, REFUSE | errno.ENOSYS),
     ]
-    for rule in _rules(machine, supervisor):
+    for rule in _rules(machine, pid):
         steps += _steps(rule)
     return b"".join([*steps, _step(RETURN, ALLOW)])
 
@@ -118,7 +117,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
 
 
-def protect(supervisor: int) -> None:
+def protect(pid: int) -> None:
     """Put the filter in front of this process and all that it starts; raises OSError.
 
     Does nothing on processors whose numbers are not known here; `caisson doctor` tells.
@@ -127,7 +126,7 @@ def protect(supervisor: int) -> None:
     if machine is None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    steps = program(machine, supervisor)
+    steps = program(machine, pid)
     filter_ = _Program(len(steps) // 8, steps)
     for option, value, extra in (
         (PR_SET_NO_NEW_PRIVS, 1, 0),

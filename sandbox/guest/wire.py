@@ -10,7 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import os
-from typing import Any, Callable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
 
 VERSION = 2  # of the protocol; raised with every change that an older peer would not take
 MAX_FRAME = 8 * 1024 * 1024
@@ -18,7 +21,7 @@ MAX_PAYLOAD = 4 * 1024 * 1024
 MAX_QUEUE = 4 * MAX_FRAME
 READ_SIZE = 256 * 1024
 
-Frame = dict[str, Any]
+Frame = dict[str, "Any"]
 
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 

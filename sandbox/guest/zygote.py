@@ -18,19 +18,22 @@ import select
 import signal
 import socket
 import time
-from typing import Callable, NoReturn
 
 from . import processes, syscalls, wire
 from .interpreter import preload
 from .spawn import become_child, close_all_but
 from .wire import Frame, Malformed
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, NoReturn
+
+    BeKernel = Callable[[int, int], None]
+
 ANSWER_S = 1.0  # to a request that takes some milliseconds, on a machine that is busy
 MAX_MESSAGE = 128 * 1024
 CARRIED = 3  # descriptors that come with a request: a kernel's output, requests and answers
 POLL_S = 0.0002
-
-BeKernel = Callable[[int, int], None]
 
 
 class Zygote:
