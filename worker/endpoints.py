@@ -10,7 +10,10 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from worker.messages import Record, Usage
 
 ToolProtocol = Literal["auto", "native", "text"]
-_ADDRESS = re.compile(r"https?://[^/\s]", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"https?://(?:[^/\s@]*@)?(?:\[[0-9a-f:.]+\]|[^/\s:@\[\]?#%]+)(?::\d{1,5})?(?:/\S*)?",
+    re.IGNORECASE,
+)
 
 
 def no_switch(value: object) -> object:
@@ -22,7 +25,7 @@ def no_switch(value: object) -> object:
 
 def is_address(url: str) -> bool:
     """Whether it can be the address of an endpoint."""
-    return _ADDRESS.match(url) is not None
+    return _ADDRESS.fullmatch(url) is not None
 
 
 class Price(Record):

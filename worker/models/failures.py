@@ -87,7 +87,7 @@ _NO_PATH = re.compile(
     r"unexpected endpoint|unknown request url|invalid url|no route", re.IGNORECASE
 )
 _PAGE = re.compile(r"\s*<(?:!doctype|html|head|body|\?xml|center|h1)", re.IGNORECASE)
-_TITLE = re.compile(r"<(title|h1)[^>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+_TITLE = re.compile(r"<(title|h1)[^<>]*>([^<]*)</\1>", re.IGNORECASE | re.DOTALL)
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 _LOADING = re.compile(
     r"\bload(?:ing|ed)? (?:the )?model|model.{0,20}(?:is )?loading", re.IGNORECASE
@@ -103,6 +103,7 @@ _MEANT = (  # codes in words, of errors that come without a status
 )
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
 _SHOWN = 300
+_MOST_READ = 16 * 1024  # of what is said; a page may be longer
 _SECRET_CHARS = 8  # shorter ones are made up for servers that want none, and are words as well
 
 
@@ -140,10 +141,10 @@ class Endpoint(Record):
 
     def shown(self, told: str) -> str:
         """What was said in one short line, without our key; of a page its title."""
-        told = self.without_key(told)
+        told = self.without_key(told)[:_MOST_READ]
         if _PAGE.match(told):
             title = _TITLE.search(told)
-            named = re.sub(r"<[^>]*>", " ", title[2] if title else told)
+            named = re.sub(r"<[^<>]*>", " ", title[2] if title else told)
             told = f"a page, not JSON: {html.unescape(named)}"
         return " ".join(told.split())[:_SHOWN]
 
@@ -167,6 +168,7 @@ def from_text(
     status: int, told: str, endpoint: Endpoint, wait_s: float | None = None
 ) -> ModelUnavailable:
     """The meaning of a status code and what was said with it."""
+    told = told[:_MOST_READ]
     wait_s = asked_by_text(told) if wait_s is None else wait_s
     short = endpoint.shown(told)
     if _is_quota(status, told, wait_s):

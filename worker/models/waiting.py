@@ -30,6 +30,7 @@ _RESETS = re.compile(
     re.IGNORECASE,
 )
 _EPOCH_S, _EPOCH_MS = 1e9, 1e12  # larger numbers are moments, not spans
+_MOST_CHARS = 100  # of a time, which may be a date
 _MOST_S = 7 * 86_400.0
 
 
@@ -83,7 +84,7 @@ def asked_by_text(told: str) -> float | None:
 
 def _seconds(value: str, unit: float) -> float | None:
     """A number, a span like 1m2.5s, or a date."""
-    value = value.strip()
+    value = value.strip()[:_MOST_CHARS]
     if _NUMBER.fullmatch(value):
         return _until(float(value) * unit)
     if (span := _span(value)) is not None:
