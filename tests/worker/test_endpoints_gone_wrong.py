@@ -144,6 +144,18 @@ def test_a_page_is_told_by_its_title(httpserver, chat):
         ask(chat())
 
 
+@pytest.mark.parametrize(
+    "page", ["<html><title>" * 90_000, "<html>" + "<" * 900_000, "<html><h1>" + "a " * 400_000]
+)
+def test_no_page_takes_long_to_read(httpserver, chat, page):
+    serve(httpserver, (404, page))
+    started = time.monotonic()
+    with pytest.raises(ModelRefused) as caught:
+        ask(chat())
+    assert time.monotonic() - started < 2
+    assert len(str(caught.value)) < 600
+
+
 def test_an_address_without_its_version_is_pointed_out(httpserver, chat):
     httpserver.expect_request("/chat/completions").respond_with_data("nothing", status=404)
     with pytest.raises(ModelRefused, match=r"OPENAI_BASE_URL, which mostly ends in /v1: nothing"):

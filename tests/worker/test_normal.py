@@ -125,7 +125,7 @@ NAMED = {"name": "shell", "arguments": '{"command": "ls"}'}
         {"tool_calls": [None, {"id": 7, "function": NAMED}, "x"]},
         {"tool_calls": [{"function": "shell", "arguments": {"command": "ls"}}]},
         {"tool_calls": [{"function": {"name": "shell", "parameters": {"command": "ls"}}}]},
-        {"tool_calls": [{"type": "custom", "custom": {"name": "shell", "input": '{"command": "ls"}'}}]},
+        {"tool_calls": [{"custom": {"name": "shell", "input": '{"command": "ls"}'}}]},
         {"tool_calls": [{"type": "tool_use", "name": "shell", "input": {"command": "ls"}}]},
         {"content": [{"type": "tool_use", "id": "a", "name": "shell", "input": {"command": "ls"}}]},
         {"tool_calls": [], "function_call": NAMED},
@@ -153,7 +153,7 @@ def test_what_is_no_message_is_said_to_be_none(wire):
 
 
 TEXT = {"message": {"content": "text"}}
-CALLS = {"message": {"content": None, "tool_calls": [{"function": NAMED}]}, "finish_reason": "x"}
+CALLS = {"message": {"content": None, "tool_calls": [{"function": NAMED}]}}
 NOTHING = {"message": {"content": None}}
 
 
