@@ -1,0 +1,104 @@
+"""`caisson run` against endpoints that refuse: exit code 5, one line, which names the setting."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.worker.served import answer
+from worker.testing import say
+
+UNISOLATED = {"CAISSON_DRIVER": "process", "CAISSON_ALLOW_UNISOLATED": "true"}
+PAGE = "<html><head><title>Sign in</title></head></html>"
+KEY = "sk-0123456789"
+
+
+@pytest.fixture
+def run(caisson, httpserver):
+    """Run a job whose model is behind the test's server."""
+
+    def ask(*options, **env):
+        given = {"OPENAI_BASE_URL": httpserver.url_for("/v1"), "OPENAI_API_KEY": KEY}
+        return caisson(
+            *("run", "Say hello.", "--json", *options),
+            **{**UNISOLATED, "CAISSON_MODEL": "gpt-x", "CAISSON_MODEL_TIMEOUT_S": "2"},
+            **{**given, **env},
+        )
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (401, {"error": {"message": f"Incorrect API key {KEY}"}}, "OPENAI_API_KEY"),
+        (404, {"error": {"message": "The model `gpt-x` does not exist"}}, "CAISSON_MODEL"),
+        (200, PAGE, "OPENAI_BASE_URL"),
+    ],
+    ids=["wrong key", "unknown model", "a page"],
+)
+def test_an_endpoint_that_refuses(run, httpserver, status, body, says):
+    text = body if isinstance(body, str) else json.dumps(body)
+    httpserver.expect_request("/v1/chat/completions").respond_with_data(text, status=status)
+    ended = run()
+    assert ended.code == 5, ended
+    assert ended.object["status"] == "dead"
+    assert says in ended.object["error"]["message"]
+    assert says in ended.err
+    assert ended.err.count("\n") == 1, ended.err
+    assert KEY not in ended.err + ended.out
+
+
+def test_an_address_that_speaks_no_tls(run, httpserver):
+    url = httpserver.url_for("/v1").replace("http:", "https:")
+    ended = run(OPENAI_BASE_URL=url)
+    assert ended.code == 5
+    assert "does not speak TLS; check OPENAI_BASE_URL" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"OPENAI_BASE_URL": "localhost:1/v1"}, "OPENAI_BASE_URL = 'localhost:1/v1' is no http"),
+        ({"CAISSON_MODELS": '{"far": {"stream": 3}}'}, "models.far.stream"),
+        ({"SSL_CERT_FILE": "/no/such.pem"}, "SSL_CERT_FILE"),
+    ],
+)
+def test_a_setting_that_cannot_be(run, env, says):
+    ended = run(**env)
+    assert ended.code == 2, ended
+    assert says in ended.err
+    assert ended.err.count("\n") == 1, ended.err
+    assert KEY not in ended.err + ended.out
+
+
+def test_a_fallback_is_shown_with_what_it_cost(caisson, httpserver, tmp_path):
+    (tmp_path / "caisson.toml").write_text(
+        f"""
+        model = "near"
+        fallbacks = ["far"]
+
+        [models.near]
+        base_url = "{httpserver.url_for("/near/v1")}"
+
+        [models.far]
+        model = "far-1"
+        base_url = "{httpserver.url_for("/far/v1")}"
+        stream = true
+
+        [prices.far]
+        input = 1000
+        output = 1000
+        """
+    )
+    gone = json.dumps({"error": {"message": "gone"}})
+    httpserver.expect_request("/near/v1/chat/completions").respond_with_data(gone, status=401)
+    body = answer(say("hello"), model="far-1")
+    httpserver.expect_request("/far/v1/chat/completions").respond_with_json(body)
+    ended = caisson("run", "Say hello.", **UNISOLATED)
+    assert ended.code == 0, ended
+    assert "far-1 · 9 tokens in, 4 out · cost 0.0130" in ended.out
+    assert "· far-1 answered as a fallback: " in ended.out
+    assert "check models.near.api_key" in ended.out
+    assert "1 step · 13 tokens · cost 0.0130" in ended.out
