@@ -139,6 +139,7 @@ class Reply(Record):
     usage: Usage = Usage()
     model: str = ""
     duration_s: float = 0.0
+    is_last: bool = Field(default=False, description="of a recording, which has none after it")
     waited_s: float = Field(0.0, description="part of the duration that was waiting to try again")
     remarks: tuple[str, ...] = Field((), description="what a person should know of how it came")
     request_chars: int = Field(

@@ -56,7 +56,9 @@ class RecordedModel:
                 f"the recording has no more replies after {len(self._replies)}",
                 kind="RecordingExhausted",
             )
-        return self._replies[request.turn].model_copy(update={"model": self.name})
+        is_last = request.turn + 1 == len(self._replies)
+        known = {"model": self.name, "is_last": is_last}
+        return self._replies[request.turn].model_copy(update=known)
 
     def close(self) -> None:
         """Nothing is held open."""
