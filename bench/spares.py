@@ -1,8 +1,8 @@
 """The memory of a sandbox that waits for its job with numpy, pandas and matplotlib imported.
 
-Read from the host's /proc, so only as root, and where the engine's processes are this host's. The
-supervisor and the interpreter that it forked share most pages, so what is private to each of them
-says little: what counts is dirty pages, each divided by the processes that share it.
+Read from the host's /proc, so only as root, and where the engine's processes are this host's. Its
+processes share pages, so what is private to each of them says little: what counts is dirty pages,
+each divided by the processes that share it.
 """
 
 from __future__ import annotations
