@@ -72,11 +72,12 @@ class ModelEntry(Record):
             raise ValueError("is no http(s) address")
         return url
 
-    @model_validator(mode="after")
-    def _has_one_key(self) -> ModelEntry:
-        if self.api_key is not None and self.api_key_env is not None:
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_key(cls, given: object) -> object:
+        if isinstance(given, dict) and {"api_key", "api_key_env"} <= given.keys():
             raise ValueError("has api_key and api_key_env; leave one of them out")
-        return self
+        return given
 
     def with_key(self, key: str) -> ModelEntry:
         """The entry as it is asked, its key read from where it is kept."""

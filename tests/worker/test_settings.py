@@ -420,6 +420,8 @@ def test_keys_of_the_table_are_shown_nowhere_and_go_with_no_job(monkeypatch):
     assert "sk-far" not in "".join(shown)
     assert "models" not in loaded.chosen()
     assert loaded.chosen()["model"] == "far"
+    again = loaded.settings.overlaid({"max_steps": 3})
+    assert again.choice("far").api_key.get_secret_value() == "sk-far-one"
     with pytest.raises(SettingsInvalid, match="models is no setting that a job may bring"):
         loaded.settings.overlaid({"models": {}})
 

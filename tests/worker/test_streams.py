@@ -361,7 +361,7 @@ def test_a_stream_is_broken_off_at_once_when_cancelled(chat, behave):
         until = time.monotonic() + 0.5
         with pytest.raises(Cancelled):
             ask(chat(base_url=url, stream=True), is_cancelled=lambda: time.monotonic() > until)
-        assert time.monotonic() - until < 0.3
+        assert time.monotonic() - until < 0.6
 
 
 def test_a_stream_that_stands_still_is_asked_for_again(chat):

@@ -66,7 +66,7 @@ _TOOLS = re.compile(
     r"(?:support|enabled|available|allowed|permitted)|"
     r"(?:not|n't) support\w* (?:the )?.{0,20}(?:tools?|functions?)\b|"
     r"support tool use|enable-auto-tool-choice|tools param requires|"
-    r"(?:argument|parameter|field)\w*(?: supplied)?:? [`'\"]?(?:tools|tool_choice)\b|"
+    r"(?:argument|parameter|field)\w*(?: supplied)?:? [`'\"]?(?:tools|tool_choice)\b(?!\[|\.)|"
     r"[`'\"](?:tools|tool_choice)[`'\"].{0,40}extra inputs|"
     r"roles must alternate|only (?:support )?user(?:,| and) assistant|"
     r"(?:unexpected|unsupported|invalid|unknown) (?:message )?role:? ?[`'\"]?tool",
@@ -76,10 +76,14 @@ _TEMPLATE = re.compile(  # faults of ours that some servers report as theirs
     r"jinja|chat template|roles must alternate|system role not supported|tools param requires",
     re.IGNORECASE,
 )
+_MISCALLED = re.compile(  # a fault of the model, which may do better the next time
+    r"tool_use_failed|failed to (?:call a function|parse tool)|error parsing tool call",
+    re.IGNORECASE,
+)
 _MODEL = re.compile(r"model|deployment|engine", re.IGNORECASE)
 _NO_MODEL = re.compile(
-    r"model_not_found|(?:model|deployment|engine).{0,160}(?:not (?:found|exist|available|a valid)|"
-    r"(?:n't|not) exist|unknown|not have access)|(?:unknown|invalid|no such) model|"
+    r"model_not_found|(?:model|deployment|engine).{0,80}(?:not (?:found|exist|available|a valid)|"
+    r"(?:n't|not) exist|is unknown|not have access)|(?:unknown|invalid|no such) model|"
     r"not a valid model|no endpoints found",
     re.IGNORECASE | re.DOTALL,
 )
@@ -176,7 +180,8 @@ def from_text(
     if _is_too_long(status, told):
         found = _WINDOW.search(told)
         return ContextTooLong(short, window=int(found[1] or found[2]) if found else None)
-    if (status in _AGAIN or status > 501) and not _is_ours(told):  # noqa: PLR2004 - server errors
+    is_theirs = status in _AGAIN or status > 501  # noqa: PLR2004 - server errors
+    if _MISCALLED.search(told) or (is_theirs and not _TEMPLATE.search(told)):
         if wait_s is None and _LOADING.search(told):
             wait_s = _LOADING_S
         return Again(f"{endpoint.place} answered {status}: {short}", wait_s=wait_s)
@@ -197,11 +202,6 @@ def _is_too_long(status: int, told: str) -> bool:
     return status in {400, 422, 429, 500} and bool(words.search(told))
 
 
-def _is_ours(told: str) -> bool:
-    """Whether an error that a server takes for its own is one of our request."""
-    return bool(_TEMPLATE.search(told))
-
-
 def _refused(status: int, told: str, short: str, endpoint: Endpoint) -> ModelRefused:
     place = endpoint.place
     if status in {400, 404, 422, 500, 501} and _TOOLS.search(told):
@@ -213,7 +213,8 @@ def _refused(status: int, told: str, short: str, endpoint: Endpoint) -> ModelRef
     if status != 401 and not _KEY.search(told) and _NO_MODEL.search(told):  # noqa: PLR2004
         return NameUnknown(
             f"{place} does not know the model {endpoint.model!r}; check {endpoint.model_name}: "
-            f"{short}"
+            f"{short}",
+            told=told,
         )
     return ModelRefused(f"{_complaint(status, told, endpoint)}: {short}", told=told)
 

@@ -47,5 +47,5 @@ def _check(choice: ModelChoice) -> None:
         shown = without_password(choice.base_url)
         raise InputInvalid(f"{choice.url_name} = {shown!r} is no http(s) address")
     key = choice.api_key.get_secret_value() if choice.api_key else ""
-    if not (key.isascii() and key.isprintable()):  # no header can hold it; never shown
+    if not (key.isascii() and key.isprintable()) or " " in key:  # it is never shown
         raise InputInvalid(f"{choice.key_name} has characters that no key has, or a line end")

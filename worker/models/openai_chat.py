@@ -114,10 +114,10 @@ class OpenAIChat:
 
     def _wait(self, tries: int, error: Again, patience: Patience) -> None:
         """Wait for the next try; raises `ModelUnavailable` when there is none."""
-        wait_s = self._retries.wait_s(tries) if error.wait_s is None else error.wait_s
+        wait_s = error.wait_s or self._retries.wait_s(tries)  # at once is what nobody means
         is_too_long = wait_s >= patience.left_s or wait_s > self._retries.longest_asked_s
         if tries == self._retries.tries or is_too_long:
-            asked = "" if error.wait_s is None else f", asks to wait {error.wait_s:.0f} s"
+            asked = f", asks to wait {error.wait_s:.0f} s" if error.wait_s else ""
             raise ModelUnavailable(f"{error} (tried {tries} times{asked})") from error
         patience.wait(wait_s)
 
