@@ -101,8 +101,12 @@ CASES = [
     (failed("ModuleNotFoundError", "No module named 'foo.bar'"), "", "foo.bar is not installed"),
     (failed("ModuleNotFoundError", "x", facts={"module": ("xlrd",)}), "", "xlrd is not installed"),
     (failed("KeyError", "'fare'", facts=COLUMNS), "", "closest: Fare"),
-    (failed("KeyError", "'Age'", facts=COLUMNS), "", "closest: Age "),
-    (failed("KeyError", "'zzz'", facts=COLUMNS), "", "columns are Fare, Age , Pclass"),
+    (
+        failed("KeyError", "'Age'", facts=COLUMNS),
+        "",
+        "closest: 'Age '; df.columns = df.columns.str.strip()",
+    ),
+    (failed("KeyError", "'zzz'", facts=COLUMNS), "", "columns are Fare, 'Age ', Pclass"),
     (
         failed("KeyError", "\"['fares', 'PClass'] not in index\"", facts=COLUMNS),
         "",
@@ -166,7 +170,7 @@ CASES = [
     (
         failed("SyntaxError", "invalid syntax", source="pip install seaborn"),
         "",
-        "use the shell tool",
+        "nothing can be installed",
     ),
     (failed("SyntaxError", "invalid syntax", source="!ls"), "", "use the shell tool"),
     (failed("urllib.error.URLError", "<urlopen error [Errno -3]>"), "", "no network"),

@@ -18,6 +18,12 @@ def _table(name: str) -> dict[str, str]:
     return {key: value.strip() for key, value in tomllib.loads(text(name)).items()}
 
 
+@cache
+def mistakes() -> tuple[dict[str, str], ...]:
+    """The rows of `mistakes.toml`."""
+    return tuple(tomllib.loads(text("mistakes.toml"))["mistake"])
+
+
 def notice(key: str, **values: object) -> str:
     """A text of `notices.toml` with its blanks filled in."""
     return _table("notices.toml")[key].format(**values)

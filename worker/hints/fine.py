@@ -1,0 +1,111 @@
+"""Hints where nothing failed: nothing is seen, or something else than was meant."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from worker.hints.case import Case, Rule, said_names
+from worker.hints.sandbox import INSTALLS, PROCESSES
+from worker.prompts import hint_text
+
+_NOTHING_SAID = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+_BLOCKS = {ast.For: "for", ast.While: "while", ast.If: "if", ast.With: "with", ast.Try: "try"}
+_SHOWN = 80  # characters of an expression
+_NAMES = 8
+_VALUES = (
+    (r"\A(?:<bound method|<function|<built-in method)", "not_called"),
+    (r"\A<(?:generator|map|filter|zip|enumerate|dict_\w+|itertools\.)\b.* object", "not_listed"),
+    (r"\A<pandas\.core\.groupby", "not_aggregated"),
+    (r"\AEmpty DataFrame|\ASeries\(\[\], ", "no_rows"),
+    (r"\A(?:np\.float64\()?nan\)?\Z", "only_nan"),
+)
+
+
+def _crowded(case: Case) -> str | None:
+    return hint_text("processes") if PROCESSES.search(case.execution.output[-4000:]) else None
+
+
+def _installed_nothing(case: Case) -> str | None:
+    return hint_text("command_install") if INSTALLS.search(case.execution.output[-4000:]) else None
+
+
+def _show(case: Case) -> str | None:
+    pictured = any(file.mime.startswith("image/") for file in case.execution.files)
+    return hint_text("show") if re.search(r"plt\.show\(", case.code) and not pictured else None
+
+
+def _copied(case: Case) -> str | None:
+    """A value was set in a copy, which pandas only warns of."""
+    warned = re.search(r"SettingWithCopyWarning|ChainedAssignmentError", case.execution.output)
+    return hint_text("copied") if warned else None
+
+
+def _value(case: Case) -> str | None:
+    value = case.execution.value or ""
+    return next((hint_text(key) for pattern, key in _VALUES if re.search(pattern, value)), None)
+
+
+def quiet(case: Case) -> str | None:
+    """Nothing was shown: which names it has made, and how to see something."""
+    done = case.execution
+    if done.output or done.value is not None or done.files or done.exit_code is not None:
+        return None
+    try:
+        body = ast.parse(case.code).body
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    if all(isinstance(statement, _NOTHING_SAID) for statement in body):
+        is_main = any(getattr(statement, "name", "") == "main" for statement in body)
+        return hint_text("empty_main", name="main") if is_main else None
+    return _unseen(body[-1]) or _inplace(body[-1]) or _made(body) or hint_text("empty")
+
+
+def _unseen(last: ast.stmt) -> str | None:
+    """A bare expression at the end of a block is not shown."""
+    kind, block = _BLOCKS.get(type(last)), last
+    while isinstance(block, ast.For | ast.While | ast.If | ast.With | ast.Try):
+        block = block.body[-1]
+    if kind is None or not isinstance(block, ast.Expr) or _is_print(block.value):
+        return None
+    return hint_text("empty_block", kind=kind, expression=_said(block.value))
+
+
+def _is_print(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
+
+
+def _inplace(last: ast.stmt) -> str | None:
+    """A method that changes its table gives nothing back."""
+    if not isinstance(last, ast.Expr) or not isinstance(last.value, ast.Call):
+        return None
+    function, words = last.value.func, last.value.keywords
+    if isinstance(function, ast.Attribute) and any(word.arg == "inplace" for word in words):
+        return hint_text("empty_inplace", name=_said(function.value))
+    return None
+
+
+def _made(body: list[ast.stmt]) -> str | None:
+    """The names that the last statements have assigned."""
+    names = [
+        node.id
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+    made = list(dict.fromkeys(reversed(names)))
+    targets = body[-1].targets if isinstance(body[-1], ast.Assign) else []
+    if targets and isinstance(targets[0], ast.Subscript | ast.Attribute):
+        return hint_text("empty_changed", name=_said(targets[0]))
+    if not made:
+        return None
+    shown = said_names(reversed(made[:_NAMES]))
+    return hint_text("empty_assigned", names=shown, last=made[0])
+
+
+def _said(node: ast.expr) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+FINE: tuple[Rule, ...] = (_crowded, _installed_nothing, _show, _copied, _value, quiet)
