@@ -18,7 +18,7 @@ from worker.errors import SkipCall, Stop
 from worker.history import History
 from worker.hooks import Hook, Run
 from worker.messages import Finish, FinishReason, Reply, ToolCall
-from worker.models.text_calls import FINAL, asks_for_code, is_only_code
+from worker.models.text_calls import asks_for_code, is_only_code
 from worker.prompts import notice
 from worker.repetition import repeats_itself
 from worker.settings import LoopLimits
@@ -92,23 +92,24 @@ class ReplyHook(Hook):
             return "markup"
         if self._answers.is_blank(said[0]):
             return "empty"
-        return None if reply.calls else self._fault_of_text(run, said[0])
+        return None if reply.calls else self._fault_of_text(run, reply, said[0])
 
-    def _fault_of_text(self, run: Run, text: str) -> str | None:
+    def _fault_of_text(self, run: Run, reply: Reply, text: str) -> str | None:
         if repeats_itself(text):
             return "repetition"
         if self._answers.offered.texts and is_promise(text):
             return "promise"
         if not is_only_code(text, self._answers.offered) or asks_for_code(run.job.goal):
             return None
+        if reply.is_last:  # asking a recording again would only end the job
+            return None
         before = run.history.turns[-2].notices
         return None if any(n.reason == "reply:code" for n in before) else "code"
 
 
 def is_promise(text: str) -> bool:
-    """Whether a text says only what its writer is going to do (in English), or thinks aloud."""
-    if _THOUGHT.match(text) and not FINAL.search(text):
-        return True
+    """Whether a text says only what its writer is going to do (in English)."""
+    text = _THOUGHT.sub("", text)
     if len(text) > _PROMISE_CHARS or _SPEAKS.search(text):
         return False
     sentences = [s for s in _SENTENCE_END.split(text.strip()) if not _FILLER.fullmatch(s)]

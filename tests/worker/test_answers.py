@@ -174,6 +174,7 @@ def test_a_promise_is_sent_back_and_in_the_end_no_answer(bench, text):
         "I should check with you first: which file?",
         "We used pandas to compute it: 4.5",
         "Sure!",
+        "Thought: I know it all now.\nThe mean is 4.5.",
         "Let me load it: it has 3 rows. I will read the rest, 40 rows of 3 columns: all are 4.5.",
     ],
 )

@@ -17,8 +17,9 @@ In JSON a call is `{NAME, ARGUMENTS}` with no third thing: the name under `name`
 
 It must name a tool that is offered (`worker.names`), or give the final answer as a call would.
 Before it there may be a sentence, which does not say that it quotes or has run something; behind
-it nothing but what the model has made up as the result, which is dropped and reported. Everything
-else is what it says: prose that mentions JSON, code that is shown. What was cut off is no call.
+it nothing but what the call is going to do (not for a block of code), and what the model has made
+up as the result. Both are dropped, and reported. Everything else is what it says: prose that
+mentions JSON, code that is shown. What was cut off is no call.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ _QUOTES = re.compile(
     r"\b(?:example|e\.g\.|for instance|ran|used|executed|printed|would|could|you can|like this)\b",
     re.IGNORECASE,
 )
+_AHEAD = re.compile(r"\b(?:will|going to|let me|let['’]s|once|wait)\b", re.IGNORECASE)
 _SHOWS = re.compile(
     r"\b(?:you|your|answer|result|output|final|solution|function|script|snippet|did|was|were)\b",
     re.IGNORECASE,
@@ -100,7 +102,7 @@ _BEGUN = re.compile(
 )
 _HAS_ARGUMENTS = re.compile(r"[\"']?(?:arguments|parameters|args|input|action_input)[\"']?\s*:")
 _LEAD_CHARS = 300
-_MADE_UP_NOTE = "what followed the call was dropped: a result comes from the tool alone"
+_DROPPED = "what followed the call was dropped: a result comes from the tool alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,10 @@ def read_code(text: str, offered: Offered, goal: str) -> Written | None:
         return None
     name = _runs(block, offered)
     arguments = json.dumps({offered.text(name): block["code"]}, ensure_ascii=False)
-    return _written(block["said"], [_Raw(name, arguments)], text.strip()[block.end() :])
+    rest = text.strip()[block.end() :].strip()
+    if rest and not _MADE_UP.match(rest):
+        return None
+    return _written(block["said"], [_Raw(name, arguments)], rest)
 
 
 def is_only_code(text: str, offered: Offered) -> bool:
@@ -270,7 +275,7 @@ def _react(text: str, offered: Offered) -> Written | None:
     value, end, notes = _input(text, found.end(), end)
     raw = _raw(found["name"], value, notes, offered)
     if text[end:].strip():
-        raw = raw._replace(note=_joined(raw.note, _MADE_UP_NOTE))
+        raw = raw._replace(note=_joined(raw.note, _DROPPED))
     return _written(text[: found.start()], [raw])
 
 
@@ -342,18 +347,24 @@ def _raw(said: str, arguments: Any, notes: tuple[str, ...], offered: Offered) ->
 def _written(said: str, raws: list[_Raw], rest: str = "") -> Written | None:
     """The calls, unless something stands behind them that is not made up by the model."""
     rest = rest.strip()
-    if not raws or (rest and not _MADE_UP.match(rest)):
+    if not raws or (rest and not _MADE_UP.match(rest) and not _looks_ahead(rest)):
         return None
     calls = tuple(
         ToolCall(
             id=f"text_{i}",
             name=raw.name,
             arguments=raw.arguments,
-            repaired=_joined(raw.note, _MADE_UP_NOTE if rest else "") or None,
+            repaired=_joined(raw.note, _DROPPED if rest else "") or None,
         )
         for i, raw in enumerate(raws)
     )
     return Written(said.strip(), calls)
+
+
+def _looks_ahead(rest: str) -> bool:
+    """Whether words behind a call say what it is going to do, and know nothing of its result."""
+    is_plain = len(rest) <= 2 * _LEAD_CHARS and not re.search(r"[`<{]", rest)
+    return is_plain and bool(_AHEAD.search(rest)) and not _QUOTES.search(rest)
 
 
 def _only_block(text: str, offered: Offered) -> re.Match[str] | None:
