@@ -76,8 +76,9 @@ class History:
     the workspace, the one that was taken last at the end. `tool_calls` were begun; `lost_names` are
     the variables that went with an interpreter. `counted` is the last reply of which is known both
     how large its request was and how many tokens that were; `low_counts` of them were too low to be
-    believed, and after such a one it is the reply whose request had the most tokens for its size. `summary` stands for the oldest steps; `failed_summaries` came to nothing since the
-    last one that did not, `last_failed` of them after so many turns. `window_tokens` is what the
+    believed, and after such a one it is the reply whose request had the most tokens for its size.
+    `summary` stands for the oldest steps; `failed_summaries` came to nothing since the last one
+    that did not, the last of them when there were `last_failed` turns. `window_tokens` is what the
     model was found to take.
     """
 
