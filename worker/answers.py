@@ -52,12 +52,12 @@ class Answers:
         """The answer that a reply gives, in the ways in which it can be meant; () if it calls."""
         calls, text = reply.calls, reply.text
         if not calls and (written := read_calls(text, self.offered)):
-            calls = written.calls
+            text, calls = written.said, written.calls
         if not calls:
             return (_without_frame(text),)
         if not all(is_answer(call.name, self.offered.texts) for call in calls):
             return ()
-        return tuple(_meant(calls[0]))
+        return tuple(_meant(calls[0], text))
 
     def fault_of(self, reply: Reply) -> str | None:
         """Why a text is neither an answer nor a call, though it looks like one."""
@@ -73,7 +73,7 @@ class Answers:
 
     def checked(self, reply: Reply) -> tuple[str, tuple[str, ...]]:
         """The answer that is in a reply, and what is wrong with it."""
-        said = self.said_in(reply) or ("",)
+        said = self.said_in(reply) or (reply.text if reply.calls else "",)
         if self.schema is None or self.is_blank(said[0]):
             return said[0], ()
         found = [_fitting(text, self.schema) for text in said]
@@ -140,21 +140,22 @@ def _without_frame(text: str) -> str:
     return text
 
 
-def _meant(call: ToolCall) -> Iterator[str]:
-    """What a call gives as the answer: its one argument, the one that is named so, or all."""
+def _meant(call: ToolCall, said: str) -> Iterator[str]:
+    """What a call gives as the answer: the argument that is named so, what was said, or all."""
     try:
         arguments, _ = read_arguments(call.arguments)
     except ArgumentsInvalid:
-        yield _plain(call.arguments)
+        yield _plain(call.arguments) or said
         return
-    named = (key for key in (*_KEYS, *arguments) if key in arguments)
-    key = next(named, None)
-    if key in _KEYS or len(arguments) == 1:
-        yield _as_text(arguments[key or ""])
+    named = [key for key in _KEYS if key in arguments]
+    if named:
+        yield _as_text(arguments[named[0]]) or said
+    elif said or not arguments:
+        yield said
+    elif len(arguments) == 1:
+        yield from map(_as_text, arguments.values())
     if arguments:
         yield _as_text(arguments)
-    else:
-        yield ""
 
 
 def _plain(text: str) -> str:

@@ -40,6 +40,11 @@ def test_a_call_of_a_tool_that_there_is_not_gives_the_answer(bench, arguments, a
     assert b.sandbox.ran == ["1"]
 
 
+@pytest.mark.parametrize("arguments", [{}, {"answer": ""}, {"status": "done"}, ""])
+def test_what_is_said_beside_a_call_that_says_nothing_is_the_answer(bench, arguments):
+    assert bench(say("It is 4.", ("finish", arguments))).drive().answer == "It is 4."
+
+
 @pytest.mark.parametrize("name", ["finish", "submit", "answer", "FinalAnswer", "functions.finish"])
 def test_it_may_be_called_by_many_names(bench, name):
     assert bench(say(None, (name, {"x": "4"}))).drive().answer == "4"
@@ -294,6 +299,11 @@ def test_the_answer_of_a_last_turn_is_checked_and_not_sent_back(bench, text, ans
 )
 def test_a_call_or_markup_in_a_last_turn_is_no_answer(bench, message):
     assert bench(say(None, RUN), message, max_steps=1).drive().answer is None
+
+
+def test_what_is_said_beside_calls_in_a_last_turn_is_the_answer(bench):
+    job = bench(say(None, RUN), say("About 4.", RUN), max_steps=1).drive()
+    assert (job.finish_reason, job.answer) == (FinishReason.BUDGET, "About 4.")
 
 
 def test_an_answer_by_a_call_in_a_last_turn_is_the_answer(bench):
