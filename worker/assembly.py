@@ -226,12 +226,21 @@ def make_model(
     if replay:
         recorded = RecordedModel(replay, is_cancelled)
         return _read(recorded, settings.tool_protocol, record)
+    return _roles(settings, _made(settings, record))
+
+
+def _made(settings: Settings, record: Path | None) -> dict[str, Model]:
+    """Each model that a job may ask, by its name."""
+    models: dict[str, Model] = {}
     with ExitStack() as made:  # those that could be made, should one of them not be
-        models: dict[str, Model] = {}
         for name in settings.asked or ("",):
             model = _asked(settings, name, record)
             models[name] = made.enter_context(closing(model))
         made.pop_all()
+    return models
+
+
+def _roles(settings: Settings, models: Mapping[str, Model]) -> Model:
     usual = (settings.model, *settings.fallbacks)
     worker = _in_turn(models, usual)
 

@@ -94,6 +94,8 @@ class ModelChoice(Record):
     model_name: str = Field("CAISSON_MODEL", description="what to set for another model")
     key_name: str = Field("OPENAI_API_KEY", description="what to set for another key")
     url_name: str = Field("OPENAI_BASE_URL", description="what to set for another address")
+    protocol_name: str = Field("CAISSON_TOOL_PROTOCOL", description="what to set for tools")
+    reasoning_name: str = Field("CAISSON_SEND_REASONING", description="what to set for reasoning")
     context_tokens: int = 32_768
     max_output_tokens: int = 4096
     temperature: float | None = None

@@ -434,8 +434,14 @@ class Settings(BaseSettings):
             for field in ModelChoice.model_fields.keys() & ModelEntry.model_fields.keys()
         }
         names = {"model_name": f"{place}.model" if name in self.models else self._named_by(name)}
-        if entry.base_url is not None:
-            names["url_name"] = f"{place}.base_url"
+        named = {
+            "url_name": "base_url",
+            "protocol_name": "tool_protocol",
+            "reasoning_name": "send_reasoning",
+        }
+        for name_of, field in named.items():
+            if getattr(entry, field) is not None:
+                names[name_of] = f"{place}.{field}"
         if (entry.base_url, entry.api_key, entry.api_key_env) != (None, None, None):
             own["api_key"] = entry.api_key  # never that of another address
             names["key_name"] = entry.api_key_env or f"{place}.api_key"

@@ -395,7 +395,8 @@ def test_no_address_is_sent_the_key_of_another(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-plain-one")
     far = load_settings().settings.choice("far")
     assert far.api_key is None
-    assert far.key_name == "FAR_KEY"
+    assert (far.key_name, far.url_name) == ("FAR_KEY", "models.far.base_url")
+    assert (far.model_name, far.protocol_name) == ("models.far.model", "CAISSON_TOOL_PROTOCOL")
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -132,6 +132,8 @@ class Endpoint(Record):
     key_name: str = "OPENAI_API_KEY"
     url_name: str = "OPENAI_BASE_URL"
     model_name: str = "CAISSON_MODEL"
+    protocol_name: str = "CAISSON_TOOL_PROTOCOL"
+    reasoning_name: str = "CAISSON_SEND_REASONING"
 
     @property
     def place(self) -> str:
@@ -206,7 +208,7 @@ def _refused(status: int, told: str, short: str, endpoint: Endpoint) -> ModelRef
     place = endpoint.place
     if status in {400, 404, 422, 500, 501} and _TOOLS.search(told):
         return ToolsUnsupported(
-            f"{endpoint.model!r} cannot call tools natively; set CAISSON_TOOL_PROTOCOL=text or "
+            f"{endpoint.model!r} cannot call tools natively; set {endpoint.protocol_name}=text or "
             f"choose another model: {short}",
             told=told,
         )
@@ -232,7 +234,7 @@ def _complaint(status: int, told: str, endpoint: Endpoint) -> str:
         also = f" (or {endpoint.model_name})" if _MODEL.search(told) else ""
         return f"there is no {place}/chat/completions; check {endpoint.url_name}{missing}{also}"
     if "reasoning_content" in told and "passed back" in told:
-        return f"set CAISSON_SEND_REASONING=true for {endpoint.model!r}"
+        return f"set {endpoint.reasoning_name}=true for {endpoint.model!r}"
     return f"{place} refused the request ({status})"
 
 

@@ -87,9 +87,7 @@ class OpenAIChat:
             url=str(self._client.base_url).rstrip("/"),
             model=choice.model,
             api_key=SecretStr(key),
-            key_name=choice.key_name,
-            url_name=choice.url_name,
-            model_name=choice.model_name,
+            **{name: getattr(choice, name) for name in Endpoint.model_fields if "_name" in name},
         )
         self._dialect = Dialect(send_reasoning=choice.send_reasoning)
         self._sent: dict[int, tuple[Message, bytes]] = {}  # of the last request, by their ids
