@@ -9,6 +9,7 @@ import pytest
 from werkzeug import Response
 
 from tests.worker.served import QUICK, TOOLS, answer, ask, raw_server, sent, serve
+from worker.context import Window
 from worker.errors import Cancelled, ModelTimeout, ModelUnavailable
 from worker.messages import Finish
 from worker.models.openai_chat import Retries
@@ -418,3 +419,24 @@ def test_a_page_without_an_end_is_cut_and_its_status_read(chat):
         with pytest.raises(ModelUnavailable, match="OPENAI_API_KEY"):
             ask(chat(base_url=url))
         assert time.monotonic() - started < 3
+
+
+# ---- a job
+
+
+def test_nothing_of_a_stream_that_broke_off_is_run(bench, chat, httpserver):
+    whole = piece(call(0, "a", "shell", '{"command": "ls"}'))
+    stream(
+        httpserver,
+        events(HALF, done=False),
+        events(whole, piece({}, "tool_calls"), USAGE),
+        events(HALF, {"error": {"message": "overloaded", "code": 529}}),
+        events(*WHOLE, USAGE),
+    )
+    b = bench()
+    b.model = chat(stream=True)
+    assert b.drive().answer == "hello"
+    assert b.sandbox.ran == ["ls"]
+    assert b.history.job.usage.input_tokens == 14
+    request = Window().request(b.history, TOOLS)
+    assert [m.role.value for m in request.messages[2:]] == ["assistant", "tool", "assistant"]
