@@ -211,6 +211,22 @@ def test_an_answer_may_be_written_as_a_call(name):
     assert read(text) == ("", [(name, {"answer": "4"})])
 
 
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({}, None),
+        ({"required": ["a"]}, None),
+        ({"required": ["a"], "properties": {"a": True}}, None),
+        ({"required": ["a"], "properties": {"a": {"type": "integer"}}}, None),
+        ({"required": ["a", "b"], "properties": {"a": {"type": "string"}}}, None),
+        ({"required": ["a"], "properties": {"a": {"type": "string"}, "b": {}}}, "a"),
+    ],
+)
+def test_a_plain_text_is_for_a_tool_that_needs_one_text(parameters, text):
+    offered = Offered.of([{"function": {"name": "fly", "parameters": parameters}}])
+    assert offered.text("fly") == text
+
+
 # ---- code
 
 RUNS = "```python\nprint(1)\n```"

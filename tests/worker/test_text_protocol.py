@@ -9,12 +9,15 @@ from werkzeug import Response
 
 from tests.worker.served import answer, sent, serve
 from worker.arguments import read_arguments
+from worker.assembly import make_model
 from worker.conversation import check_request
 from worker.errors import ToolsUnsupported
 from worker.messages import FinishReason, Message, ResultStatus, Role
 from worker.models.base import Model, Request
+from worker.models.recording import RecordingModel
 from worker.models.text_protocol import TextProtocol
 from worker.models.text_tools import TextTools, describe_tools, written_call
+from worker.settings import Settings
 from worker.testing import ScriptedModel, ok, say
 
 ONE = '{"name": "python_interpreter", "arguments": {"code": "print(1)"}}'
@@ -276,6 +279,38 @@ def test_a_job_makes_the_same_calls_in_every_protocol(bench, chat, httpserver, w
     assert b.sandbox.ran == ["ls", 'print("a\\n")\nx = """y"""', "x", "1"]
     calls = [(c.name, read_arguments(c.arguments)[0]) for t in b.history.turns for c in t.calls]
     assert [given for _, given in calls] == [a for _, calls in JOB for _, a in calls]
+
+
+def test_what_was_recorded_in_text_makes_the_same_calls_when_it_is_replayed(bench, tmp_path):
+    script = [
+        in_tags(*JOB[0]),
+        say("```python\nprint(1)\n```"),
+        in_fences(*JOB[1]),
+        say("It is 4."),
+    ]
+    recording = tmp_path / "recording.jsonl"
+    b = bench(*script)
+    b.model = TextProtocol(RecordingModel(b.model, recording), in_text=True)
+    assert b.drive().answer == "It is 4."
+    for protocol in ("auto", "text"):
+        again = bench()
+        again.model = make_model(Settings(tool_protocol=protocol), replay=recording)
+        assert again.drive().answer == "It is 4."
+        assert (
+            again.sandbox.ran
+            == b.sandbox.ran
+            == ["ls", "print(1)", 'print("a\\n")\nx = """y"""', "x"]
+        )
+
+
+def test_the_protocol_is_a_setting(bench, tmp_path):
+    recording = tmp_path / "recording.jsonl"
+    recording.write_text(json.dumps(say(CALL)) + "\n" + json.dumps(say("done")))
+    for protocol, ran in (("native", []), ("auto", ["print(1)"]), ("text", ["print(1)"])):
+        b = bench()
+        b.model = make_model(Settings(tool_protocol=protocol), replay=recording)
+        assert b.drive().answer == "done"
+        assert b.sandbox.ran == ran
 
 
 # ---- what is written

@@ -405,6 +405,5 @@ def _after(what: re.Pattern[str], text: str, at: int) -> int:
 
 def _one_text(parameters: Wire) -> str | None:
     required = parameters.get("required") or []
-    properties = parameters.get("properties") or {}
-    is_one = len(required) == 1 and properties.get(required[0], {}).get("type") == "string"
-    return required[0] if is_one else None
+    part = (parameters.get("properties") or {}).get(required[0]) if len(required) == 1 else None
+    return required[0] if isinstance(part, dict) and part.get("type") == "string" else None
