@@ -121,7 +121,8 @@ def _request(history: History, said: Conversation, room: Room, until: int, turn:
     prompt = text("summary.md").replace("{words}", str(words))
     most = (room.request_chars - size_of(prompt)) * 9 // 10 >> history.failed_summaries
     system = Message(role=Role.SYSTEM, content=prompt)
-    user = Message(role=Role.USER, content="\n\n".join(_pieces(history, said, until, most)))
+    told = cut("\n\n".join(_pieces(history, said, until, most)), most)
+    user = Message(role=Role.USER, content=told)
     return Request(
         messages=(system, user), max_output_tokens=room.reply_tokens, turn=turn, is_summary=True
     )

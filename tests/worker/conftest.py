@@ -86,9 +86,7 @@ def bench():
     """Make a job with a scripted model: `bench(say(…), say(…), respond=…, max_steps=…)`."""
     numbers = itertools.count(1)
 
-    def make(
-        *messages, respond=echo, repeat_last=False, store=None, notes=(), **settings
-    ):
+    def make(*messages, respond=echo, repeat_last=False, store=None, notes=(), **settings):
         settings = Settings(**settings)
         job = Job(id=f"job-{next(numbers)}", goal="Find out.", budget=settings.budget())
         store = store or MemoryStore()

@@ -42,6 +42,7 @@ SCRIPT = (
 )
 LOOPING = (say("hm", ("python_interpreter", {"code": "again"})),) * 6 + (say("so far: 4"),)
 SPENT = (*SCRIPT[:2], say("all I know"))
+LONG = (*(say("w" * 900, ("shell", {"command": f"add {i}"})) for i in range(14)), say("the end"))
 EVENTS = 2 + 7 + 7 * 2 + 2 + 1  # opening, replies, calls with results, nudges, end
 
 
@@ -92,6 +93,18 @@ def test_so_is_the_end_of_a_job_that_is_stopped(bench, script, settings, reason)
         again = play(bench, die_at, script=script, **settings)
         assert essence(again) == essence(whole), die_at
         assert again.sandbox.ran == whole.sandbox.ran, die_at
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["stored", "not stored"])
+@pytest.mark.parametrize("note", [say("notes", usage={"input_tokens": 7}), say("")])
+def test_so_is_the_end_of_a_job_whose_old_steps_are_summed_up(bench, note, keep):
+    given = {"script": LONG, "notes": [note] * 99, "context_tokens": 4096, "max_output_tokens": 500}
+    whole = play(bench, **given)
+    assert whole.watching.of("summary")
+    for die_at in range(1, whole.store.writes + 1, 5):
+        again = play(bench, die_at, keep=keep, **given)
+        assert essence(again) == essence(whole), die_at
+        assert again.model.requests[-1].messages == whole.model.requests[-1].messages
 
 
 def test_killed_inside_a_call_its_result_is_taken_not_run_again(bench):

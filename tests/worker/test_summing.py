@@ -74,6 +74,25 @@ def test_what_is_summed_up_is_the_goal_and_the_steps_within_the_window(bench):
     assert chars_of(request.messages) * 0.3 + request.max_output_tokens <= 4096
 
 
+def test_what_is_summed_up_fits_whatever_the_steps_are(bench):
+    many = [("shell", {"command": f"look {i} " + "x" * 300}) for i in range(9)]
+    b = bench(
+        *[say("thought " * 200, *many)] * 12,
+        say("done"),
+        respond=lambda _, __, text: ok(f"{text} " + "数据 " * 3000),
+        notes=[say(NOTES)] * 20,
+        context_tokens=8192,
+        max_output_tokens=500,
+        loop_observe=True,
+        max_steps=60,
+    )
+    assert b.drive().answer == "done"
+    assert b.model.summaries_asked
+    for request in b.model.summaries_asked:
+        check_request(request.messages)
+        assert chars_of(request.messages) * 0.3 + request.max_output_tokens <= 8192
+
+
 def test_a_later_summary_covers_the_former_one_and_the_next_steps(bench):
     texts = [f"{NOTES} ({i})" for i in range(20)]
     b = make(bench, *map(say, texts), steps=30)
