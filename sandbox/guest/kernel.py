@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_NAMES = 500
 MAX_NAME = 80
 CO_COROUTINE = 0x80  # as in inspect, which takes long to import
-RECEIVE_SIZE = 256 * 1024
+RECEIVE_SIZE = 64 * 1024  # for more, malloc maps pages anew each time
 BUILTINS = dict(vars(builtins))
 LINES = linecache.cache  # user code may put something else in its place
 
