@@ -163,6 +163,22 @@ def test_no_page_takes_long_to_read(httpserver, chat, page):
     assert len(str(caught.value)) < 600
 
 
+def test_no_control_characters_of_an_endpoint_reach_a_terminal(httpserver, chat, caplog):
+    serve(httpserver, error(503, "\x1b[2Jbusy\x07\n\u202e"), error(401, "\x1b]0;x\x07no"))
+    with pytest.raises(ModelRefused) as caught:
+        ask(chat())
+    assert "no" in str(caught.value)
+    told = str(caught.value) + "".join(r.getMessage() for r in caplog.records if "try" in r.msg)
+    assert "busy" in told
+    assert told.isprintable()
+
+
+def test_an_error_in_a_list_is_read(httpserver, chat):
+    serve(httpserver, (400, [{"error": {"code": 400, "message": "API key not valid."}}]))
+    with pytest.raises(ModelRefused, match=r"check OPENAI_API_KEY: 400 API key not valid\."):
+        ask(chat())
+
+
 def test_an_address_without_its_version_is_pointed_out(httpserver, chat):
     httpserver.expect_request("/chat/completions").respond_with_data("nothing", status=404)
     with pytest.raises(ModelRefused, match=r"OPENAI_BASE_URL, which mostly ends in /v1: nothing"):
@@ -295,6 +311,7 @@ def test_a_quota_that_begins_anew_soon_is_a_rate_limit(httpserver, chat):
             ),
             10000,
         ),
+        (error(400, "context length exceeded, limit 20"), None),
         ((413, "<html><title>413 Request Entity Too Large</title></html>"), None),
     ],
     ids=lambda told: str(told[1])[:50] if isinstance(told, tuple) else "",

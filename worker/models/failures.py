@@ -106,6 +106,7 @@ _MEANT = (  # codes in words, of errors that come without a status
     (400, re.compile(r"invalid_request|bad.?request|unsupported", re.IGNORECASE)),
 )
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
+_LEAST_WINDOW = 512  # a smaller number is another limit
 _SHOWN = 300
 _MOST_READ = 16 * 1024  # of what is said; a page may be longer
 _SECRET_CHARS = 8  # shorter ones are made up for servers that want none, and are words as well
@@ -152,7 +153,7 @@ class Endpoint(Record):
             title = _TITLE.search(told)
             named = re.sub(r"<[^<>]*>", " ", title[2] if title else told)
             told = f"a page, not JSON: {html.unescape(named)}"
-        return " ".join(told.split())[:_SHOWN]
+        return " ".join("".join(c if c.isprintable() else " " for c in told).split())[:_SHOWN]
 
 
 # ---- answers
@@ -180,8 +181,7 @@ def from_text(
     if _is_quota(status, told, wait_s):
         return QuotaSpent(f"{endpoint.place}: the account has no quota left: {short}")
     if _is_too_long(status, told):
-        found = _WINDOW.search(told)
-        return ContextTooLong(short, window=int(found[1] or found[2]) if found else None)
+        return ContextTooLong(short, window=_window_in(told))
     is_theirs = status in _AGAIN or status > 501  # noqa: PLR2004 - server errors
     if _MISCALLED.search(told) or (is_theirs and not _TEMPLATE.search(told)):
         if wait_s is None and _LOADING.search(told):
@@ -202,6 +202,12 @@ def _is_too_long(status: int, told: str) -> bool:
         return True
     words = _NEVER_FITS if status == 429 else _CONTEXT  # noqa: PLR2004 - a rate limit, mostly
     return status in {400, 422, 429, 500} and bool(words.search(told))
+
+
+def _window_in(told: str) -> int | None:
+    found = _WINDOW.search(told)
+    tokens = int(found[1] or found[2]) if found else 0
+    return tokens if tokens >= _LEAST_WINDOW else None
 
 
 def _refused(status: int, told: str, short: str, endpoint: Endpoint) -> ModelRefused:
@@ -240,6 +246,8 @@ def _complaint(status: int, told: str, endpoint: Endpoint) -> str:
 
 def told_by(body: object) -> str:
     """What an error says, whichever shape it has; all of it, because any part may tell."""
+    if isinstance(body, list) and body:
+        return told_by(body[0])
     if isinstance(body, dict):
         inner = body.get("error", body)
         if isinstance(inner, dict):
@@ -276,7 +284,7 @@ def from_connection(error: BaseException, endpoint: Endpoint) -> ModelUnavailabl
     if (unknown := next((c for c in causes if isinstance(c, socket.gaierror)), None)) is not None:
         host = httpx2.URL(endpoint.url).host
         return Again(f"cannot find the host {host} ({url_name}): {unknown.strerror}")
-    last = endpoint.without_key(str(causes[-1]) or type(causes[-1]).__name__)
+    last = endpoint.shown(str(causes[-1]) or type(causes[-1]).__name__)
     return Again(f"cannot reach {place} ({url_name}): {last}")
 
 

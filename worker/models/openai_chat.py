@@ -285,7 +285,7 @@ class OpenAIChat:
             return error
         listed = answer.get("data") if isinstance(answer, dict) else None
         found = [m.get("id") for m in listed if isinstance(m, dict)] if listed else []
-        names = [name for name in found[:_MOST_NAMES] if isinstance(name, str)]
+        names = [n for n in found[:_MOST_NAMES] if isinstance(n, str) and n.isprintable()]
         return NameUnknown(f"{error}{nearest(self._choice.model, names)}")
 
     def _get(self, timeout_s: float) -> Any:  # noqa: ANN401 - whatever came
