@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from worker.conversation import Conversation
-from worker.counting import density, expected_tokens, is_low, is_rest
+from worker.counting import density, is_rest
 from worker.errors import ContextTooLong, Stop
 from worker.fitting import fit
 from worker.history import History
@@ -33,7 +33,7 @@ _REMEDY = "Raise its window (Ollama: num_ctx in a Modelfile) or set context_toke
 
 def tokens_per_char(history: History) -> float:
     """How many tokens a character is, by what the endpoint last counted for a known request."""
-    if (reply := history.counted) is None:
+    if (reply := history.counts.believed) is None:
         return TOKENS_PER_CHAR
     return min(1.5, max(0.15, 1.05 * density(reply)))
 
@@ -131,18 +131,18 @@ class WindowHook(Hook):
     """Notices an endpoint that cuts prompts without a word, and what it leaves of them."""
 
     def after_model(self, run: Run, reply: Reply) -> None:
-        history = run.history
-        if history.counted is reply or not is_low(reply, history.counted):
+        history, counts = run.history, run.history.counts
+        if counts.low is not reply:
             return
         counted = reply.usage.input_tokens
-        expected = round(expected_tokens(reply.request_chars, history.counted))
+        expected = round(counts.expected(reply.request_chars))
         before = history.turns[-2].reply
         told = (
             f"the endpoint counted {counted} tokens for a request of about {expected}: it probably "
             f"cut the prompt"
         )
-        if counted < _LEAST_WINDOW or is_rest(reply, before, history.counted):
-            if history.low_counts == 1 and history.window_tokens is None:
+        if counted < _LEAST_WINDOW or is_rest(reply, before, counts.believed):
+            if counts.lows == 1 and history.window_tokens is None:
                 run.remark(f"{told}, or counts a part of it. {_REMEDY.format(tokens='its size')}")
         elif counted < (history.window_tokens or counted + 1):
             why = f"{told}. From now on it is sent no more. {_REMEDY.format(tokens=counted)}"

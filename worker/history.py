@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sandbox.types import Execution, FileInfo
-from worker.counting import density, is_low
+from worker.counting import Counts
 from worker.messages import (
     Artifact,
     ArtifactsAdded,
@@ -74,12 +74,10 @@ class History:
     are the files that calls have reported as new or changed since they were last taken out;
     `collected_bytes` counts each version that was. `latest` are the artefacts by their names in
     the workspace, the one that was taken last at the end. `tool_calls` were begun; `lost_names` are
-    the variables that went with an interpreter. `counted` is the last reply of which is known both
-    how large its request was and how many tokens that were; `low_counts` of them were too low to be
-    believed, and after such a one it is the reply whose request had the most tokens for its size.
-    `summary` stands for the oldest steps; `failed_summaries` came to nothing since the last one
-    that did not, the last of them when there were `last_failed` turns. `window_tokens` is what the
-    model was found to take.
+    the variables that went with an interpreter. `counts` are the tokens that the endpoint has
+    counted. `summary` stands for the oldest steps; `failed_summaries` came to nothing since the
+    last one that did not, the last of them when there were `last_failed` turns. `window_tokens` is
+    what the model was found to take.
     """
 
     def __init__(self, job: Job, events: Iterable[Event] = ()) -> None:
@@ -96,13 +94,11 @@ class History:
         self.waited_s = 0.0
         self.tool_calls = 0
         self.lost_names: tuple[str, ...] = ()
-        self.counted: Reply | None = None
+        self.counts = Counts()
         self.summary: SummaryAdded | None = None
         self.failed_summaries = 0
         self.last_failed = 0
         self.window_tokens: int | None = None
-        self.low_counts = 0
-        self._densest: Reply | None = None
         self._spilled: set[str] = set()
         self._calls: dict[str, ToolCall] = {}
         self._numbers: dict[str, int] = {}
@@ -137,18 +133,10 @@ class History:
     def _add_reply(self, reply: Reply) -> None:
         self.turns.append(Turn(reply))
         self.waited_s += reply.waited_s
-        if reply.request_chars and reply.usage.input_tokens:
-            self._add_count(reply)
+        self.counts.add(reply)
         for call in reply.calls:
             self._calls[call.id] = call
             self._numbers[call.id] = len(self._numbers) + 1
-
-    def _add_count(self, reply: Reply) -> None:
-        if is_low(reply, self._densest):
-            self.low_counts += 1
-        elif self._densest is None or density(reply) > density(self._densest):
-            self._densest = reply
-        self.counted = self._densest if self.low_counts else reply
 
     def _add_limit(self, event: SummaryAdded | WindowLearnt) -> None:
         if isinstance(event, WindowLearnt):

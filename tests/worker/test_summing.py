@@ -181,8 +181,8 @@ def test_without_a_summary_the_job_goes_on_and_people_are_told_once(bench, summa
 
 def test_a_summary_that_is_no_shorter_than_what_it_replaces_is_worth_nothing(bench):
     long = " ".join(f"word{i}" for i in range(2000))
-    steps = [say(None, ("calculate", {"expression": str(i)})) for i in range(30)]
-    given = {"tools": ("calculate",), "context_tokens": 1024, "max_output_tokens": 100}
+    steps = [say(None, ("shell", {"command": str(i)})) for i in range(30)]
+    given = {"tools": ("shell",), "context_tokens": 1024, "max_output_tokens": 100}
     b = bench(*steps, say("done"), notes=[say(long)], max_steps=60, **given)
     assert b.drive().answer == "done"
     assert "no shorter" in summaries(b)[0].fault

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from worker.conversation import chars_of
-from worker.counting import is_low, is_rest
+from worker.counting import Counts, is_low, is_rest
 from worker.errors import ContextTooLong
 from worker.messages import FinishReason, Message, Reply, Role, Usage
 from worker.testing import ScriptedModel, ok, say
@@ -122,8 +122,8 @@ def test_a_prompt_that_was_cut_unseen_shows_in_what_was_counted(bench, most):
     assert learnt.tokens == most
     assert f"counted {most} tokens" in learnt.why
     assert f"num_ctx in a Modelfile) or set context_tokens to {most}" in learnt.why
-    seen = next(i for i, (tokens, _) in enumerate(model.counts) if tokens > most / 0.55)
-    assert all(tokens + reply <= most * 1.02 for tokens, reply in model.counts[seen + 1 :])
+    assert max(tokens for tokens, _ in model.counts) < 1.5 * most
+    assert all(tokens + reply <= most * 1.02 for tokens, reply in model.counts[-15:])
 
 
 def test_it_shows_in_the_very_first_request_too(bench):
@@ -177,11 +177,35 @@ def counted(tokens, chars):
         (5000, 30_000, counted(600, 3000), False),
         (15_000, 60_000, counted(2000, 3000), False),  # numbers before, words now
         (30, 500, None, False),
-        (0, 36_000, None, False),
     ],
 )
 def test_a_count_is_low_when_no_text_of_that_size_has_so_few_tokens(tokens, chars, known, is_it):
     assert is_low(counted(tokens, chars), known) is is_it
+
+
+def counts_of(*pairs):
+    counts = Counts()
+    for tokens, chars, *model in pairs:
+        reply = counted(tokens, chars)
+        counts.add(reply.model_copy(update={"model": model[0] if model else "m"}))
+    return counts
+
+
+def test_a_count_that_stands_still_while_the_request_grows_shows_a_cut():
+    grown = (800, 3000), (3000, 12_000), (4096, 17_000), (4096, 18_000)
+    assert counts_of(*grown).low is None
+    cut = counts_of(*grown, (4096, 20_000))
+    assert cut.low.request_chars == 20_000
+    assert cut.believed.request_chars == 3000  # not one that may have been cut as well
+    dropped = counts_of(*grown, (3950, 20_000))  # whole messages, until it fits
+    assert dropped.low.usage.input_tokens == 3950
+
+
+def test_a_count_that_stands_still_for_another_reason_does_not():
+    assert counts_of((4096, 17_000), (4096, 17_500)).low is None
+    assert counts_of((4096, 17_000), (4000, 20_000, "another model")).low is None
+    assert counts_of((900, 3000), (900, 3600)).low is None
+    assert counts_of((0, 3000), (0, 90_000)).low is None
 
 
 def test_the_rest_of_a_request_is_what_is_new_in_it():
