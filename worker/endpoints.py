@@ -91,6 +91,7 @@ class ModelChoice(Record):
     model: str = Field(description="at the endpoint")
     base_url: str | None = None
     api_key: SecretStr | None = None
+    lacks_key: bool = Field(default=False, description="the variable that should have it is empty")
     model_name: str = Field("CAISSON_MODEL", description="what to set for another model")
     key_name: str = Field("OPENAI_API_KEY", description="what to set for another key")
     url_name: str = Field("OPENAI_BASE_URL", description="what to set for another address")

@@ -444,6 +444,7 @@ class Settings(BaseSettings):
                 names[name_of] = f"{place}.{field}"
         if (entry.base_url, entry.api_key, entry.api_key_env) != (None, None, None):
             own["api_key"] = entry.api_key  # never that of another address
+            own["lacks_key"] = entry.api_key is None and entry.api_key_env is not None
             names["key_name"] = entry.api_key_env or f"{place}.api_key"
         price = self.prices.get(name) or self.prices.get(model)
         return ModelChoice(name=name, price=price, **{**own, **names, "model": model})

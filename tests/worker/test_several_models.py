@@ -241,6 +241,10 @@ def test_a_window_and_limits_are_those_of_the_model(httpserver, made):
         ({"model": "x", "base_url": "http://a b/v1"}, "is no http(s) address"),
         ({"model": "x", "api_key": "sk-secret\nx"}, "OPENAI_API_KEY has characters"),
         ({"model": "x", "api_key": "sk-sécret"}, "OPENAI_API_KEY has characters"),
+        (
+            {"model": "f", "models": {"f": {"base_url": "http://f", "api_key_env": "F_KEY"}}},
+            "F_KEY is not set, which models.f.api_key_env names",
+        ),
         ({"model": "x", "api_key": "sk-secret "}, "OPENAI_API_KEY has characters"),
     ],
 )

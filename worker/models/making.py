@@ -11,7 +11,7 @@ from worker.models.slots import Slots
 from worker.urls import without_password
 
 _OPENAI = "https://api.openai.com/v1"
-_LONGEST_ASKED_S = 20.0  # that an endpoint may make us wait when another could be asked
+_TRIES, _LONGEST_ASKED_S = 3, 20.0  # what an endpoint is granted when another could be asked
 
 
 def endpoint_model(choice: ModelChoice, slots: Path, *, has_fallback: bool = False) -> Model:
@@ -25,7 +25,7 @@ def endpoint_model(choice: ModelChoice, slots: Path, *, has_fallback: bool = Fal
     held = None
     if choice.max_concurrent is not None:
         held = Slots(slots, choice.base_url or _OPENAI, choice.max_concurrent)
-    retries = Retries(longest_asked_s=_LONGEST_ASKED_S) if has_fallback else Retries()
+    retries = Retries(tries=_TRIES, longest_asked_s=_LONGEST_ASKED_S) if has_fallback else Retries()
     try:
         return OpenAIChat(choice, retries=retries, slots=held)
     except (OSError, ValueError) as error:  # of SSL_CERT_FILE, HTTPS_PROXY or the address
@@ -39,6 +39,10 @@ def endpoint_model(choice: ModelChoice, slots: Path, *, has_fallback: bool = Fal
 def _check(choice: ModelChoice) -> None:
     if not choice.name:
         raise InputInvalid("no model: set CAISSON_MODEL or --model, or use --replay FILE")
+    if choice.lacks_key:
+        raise InputInvalid(
+            f"{choice.key_name} is not set, which models.{choice.name}.api_key_env names"
+        )
     if choice.base_url is None and choice.api_key is None:
         raise InputInvalid(
             f"no endpoint: set {choice.key_name}, or {choice.url_name} for one's own"
