@@ -8,6 +8,8 @@ are in `prompts/hints.toml` and `prompts/mistakes.toml`.
 
 from __future__ import annotations
 
+import re
+
 from sandbox.types import Execution, Interpreter, Outcome
 from worker.hints.case import Case, Rule
 from worker.hints.facts import FACTS
@@ -15,6 +17,8 @@ from worker.hints.fine import FINE, quiet
 from worker.hints.mistakes import mistake
 from worker.hints.sandbox import SANDBOX, ended, expression
 
+_LINE_END = re.compile(r"\s*[\r\n]\s*")
+_MOST_CHARS = 1000
 _FAILED: tuple[Rule, ...] = (ended, mistake, *FACTS, *SANDBOX)
 
 
@@ -40,4 +44,5 @@ def hint(
         rules = tuple(rule for rule in rules if rule is not quiet)
     if execution.interpreter is Interpreter.NONE and execution.exit_code is None:
         rules = (expression,)
-    return next((said for rule in rules if (said := rule(case))), None)
+    said = next((text for rule in rules if (text := rule(case))), None)
+    return said and _LINE_END.sub(" ", said)[:_MOST_CHARS]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from sandbox.types import Execution
 from worker.prompts import hint_text
 from worker.sizes import said_bytes
 
-_MAX_NAMES = 40
+_MAX_NAMES, _MAX_CHARS = 40, 600
 _TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?:.*\n)*?"
     r"(?:^ +(?P<source>\S.*)\n(?:^ +[\^~ ]+\n)?)?"
@@ -90,10 +92,13 @@ def listing(key: str, wanted: list[str], names: tuple[str, ...]) -> str:
 
 
 def said_names(names: Iterable[str]) -> str:
-    """Names in a row; quoted where white space would not be seen."""
+    """Names in a row, as many as are read; quoted where their ends would not be seen."""
     names = tuple(names)
-    shown = [name if name == name.strip() and name else repr(name) for name in names]
-    return ", ".join(shown[:_MAX_NAMES]) + (" …" if len(names) > _MAX_NAMES else "")
+    plain = (name and name == name.strip() and name.isprintable() for name in names)
+    shown = [name if is_plain else repr(name) for name, is_plain in zip(names, plain, strict=True)]
+    ends = list(accumulate(len(name) + 2 for name in shown))
+    count = min(_MAX_NAMES, max(1, bisect_right(ends, _MAX_CHARS)))
+    return ", ".join(shown[:count]) + (" …" if len(names) > count else "")
 
 
 def closest(wanted: Iterable[str], names: tuple[str, ...]) -> tuple[str, ...]:

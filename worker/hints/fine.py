@@ -37,8 +37,9 @@ def _show(case: Case) -> str | None:
 
 def _copied(case: Case) -> str | None:
     """A value was set in a copy, which pandas only warns of."""
-    warned = re.search(r"SettingWithCopyWarning|ChainedAssignmentError", case.execution.output)
-    return hint_text("copied") if warned else None
+    warnings = "SettingWithCopyWarning", "ChainedAssignmentError"
+    is_warned = any(warning in case.execution.output for warning in warnings)
+    return hint_text("copied") if is_warned else None
 
 
 def _value(case: Case) -> str | None:
