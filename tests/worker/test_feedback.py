@@ -304,6 +304,27 @@ def test_a_hint_is_one_short_line_whatever_user_code_is_called(execution):
     assert len(said) <= 1000
 
 
+@pytest.mark.parametrize(
+    ("code", "names", "last"),
+    [
+        ("x = [i for i in range(3)]", "x", "x"),
+        ("for c in 'ab':\n    n = c", "n", "n"),
+        ("def f():\n    y = 1\nz = f()", "z", "z"),
+        ("a, b = 1, 2\nc = a", "a, b, c", "c"),
+        ("with open('x') as f:\n    t = f.read()", "f, t", "t"),
+        ("total: int = 3\ntotal += 1", "total", "total"),
+    ],
+)
+def test_who_sees_nothing_is_told_which_variables_there_are(code, names, last):
+    assert f"assigned: {names}. To see a value put its name on the last line, or print({last})" in (
+        hint(ok(), code)
+    )
+
+
+def test_code_that_is_nested_too_deeply_has_no_hint():
+    assert hint(ok(), "if 1:\n    " + "+".join("1" * 20_000)) is None
+
+
 def test_an_error_that_a_script_of_a_command_prints_has_its_hint():
     output = (
         "loading\nTraceback (most recent call last):\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from worker.hints.case import Case, Rule, said_names
 from worker.hints.sandbox import INSTALLS, PROCESSES
@@ -11,8 +12,13 @@ from worker.prompts import hint_text
 
 _NOTHING_SAID = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
 _BLOCKS = {ast.For: "for", ast.While: "while", ast.If: "if", ast.With: "with", ast.Try: "try"}
+_SCOPES = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
 _SHOWN = 80  # characters of an expression
 _NAMES = 8
+_STATEMENTS = 50
 _VALUES = (
     (r"\A(?:<bound method|<function|<built-in method)", "not_called"),
     (r"\A<(?:generator|map|filter|zip|enumerate|dict_\w+|itertools\.)\b.* object", "not_listed"),
@@ -53,9 +59,12 @@ def quiet(case: Case) -> str | None:
     if done.output or done.value is not None or done.files or done.exit_code is not None:
         return None
     try:
-        body = ast.parse(case.code).body
-    except (SyntaxError, ValueError, RecursionError):
+        return _quiet(ast.parse(case.code).body)
+    except (SyntaxError, ValueError, RecursionError):  # or it is nested too deeply to be looked at
         return None
+
+
+def _quiet(body: list[ast.stmt]) -> str | None:
     if all(isinstance(statement, _NOTHING_SAID) for statement in body):
         is_main = any(getattr(statement, "name", "") == "main" for statement in body)
         return hint_text("empty_main", name="main") if is_main else None
@@ -88,20 +97,25 @@ def _inplace(last: ast.stmt) -> str | None:
 
 def _made(body: list[ast.stmt]) -> str | None:
     """The names that the last statements have assigned."""
-    names = [
-        node.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
-    made = list(dict.fromkeys(reversed(names)))
-    targets = body[-1].targets if isinstance(body[-1], ast.Assign) else []
-    if targets and isinstance(targets[0], ast.Subscript | ast.Attribute):
-        return hint_text("empty_changed", name=_said(targets[0]))
+    last = body[-1]
+    if isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Subscript | ast.Attribute):
+        return hint_text("empty_changed", name=_said(last.targets[0]))
+    own = [node for node in body[-_STATEMENTS:] if not isinstance(node, _SCOPES)]
+    names = [name for node in own for name in _assigned(node)]
+    made = list(dict.fromkeys(reversed(names)))[:_NAMES]
     if not made:
         return None
-    shown = said_names(reversed(made[:_NAMES]))
-    return hint_text("empty_assigned", names=shown, last=made[0])
+    return hint_text("empty_assigned", names=said_names(reversed(made)), last=made[0])
+
+
+def _assigned(node: ast.AST) -> Iterator[str]:
+    """The variables that a statement leaves behind, but for those that only count a loop."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    passing = node.target if isinstance(node, ast.For) else None
+    for child in ast.iter_child_nodes(node):
+        if child is not passing and not isinstance(child, _SCOPES):
+            yield from _assigned(child)
 
 
 def _said(node: ast.expr) -> str:
