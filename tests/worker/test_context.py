@@ -200,6 +200,32 @@ def test_one_result_larger_than_the_window_is_cut_not_the_history():
     assert chars_of(messages) < 4096 / 0.3
 
 
+def test_one_result_larger_than_the_window_does_not_drive_out_the_steps_before_it():
+    history = history_of([*[([60], False)] * 8, ([200_000], False)])
+    messages = Window(4096, 500).request(history, ()).messages
+    assert len(messages) == 2 + 2 * 9
+    assert "left out" not in messages[1].text
+    assert "characters cut" in messages[-1].text
+    assert size_of(messages[-1].text) <= 3596 / 0.3 / 3
+
+
+def test_a_text_beyond_ascii_is_reckoned_with_twice_as_much():
+    assert size_of("abc") == 3
+    assert size_of("数据") == 4
+    assert size_of("aé🙂") == 5
+    assert size_of("\ud800") == 2
+
+
+def test_a_reply_gets_less_room_where_a_request_cannot_be_made_smaller():
+    history = History(Job(id="j", goal="g"))
+    system = Message(role=Role.SYSTEM, content="s" * 3000)
+    for message in (system, GOAL):
+        history.add(MessageAdded(message=message))
+    request = Window(1024, 1000).request(history, ())
+    assert request.messages[0] == system
+    assert 16 <= request.max_output_tokens < 1024 - 900
+
+
 def test_a_goal_larger_than_the_window_keeps_its_ends():
     history = History(Job(id="j", goal="g"))
     for message in (SYSTEM, Message(role=Role.USER, content="BEGIN" + "x" * 90_000 + "END")):
