@@ -150,7 +150,11 @@ class Result(Answer):
 
 Frame = Hello | Declined | Stale | Known | Preloaded | Written | Data | Files | Result
 
-_adapter: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="kind")])
+_adapter: TypeAdapter[Frame] = TypeAdapter(
+    Annotated[Frame, Field(discriminator="kind")],
+    # Pydantic else remembers each text for ever, up to some megabytes, and few are said twice.
+    config=ConfigDict(cache_strings="keys"),
+)
 
 
 def read(line: bytes) -> Frame:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import closing
 
 import pytest
@@ -307,6 +308,22 @@ def test_a_frame_of_many_parts_is_refused_before_it_is_looked_at(part):
     with pytest.raises(ProtocolError, match="parts"):
         protocol.read(line.encode())
     assert time.monotonic() - began < 1
+
+
+def test_nothing_is_remembered_of_what_a_guest_said():
+    def say(number):
+        protocol.read(b'{"kind":"written","id":"%032d","size":1}' % number)
+
+    tracemalloc.start()
+    try:
+        say(0)
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2000):
+            say(number)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 10_000
 
 
 def test_a_silent_guest_is_given_up_in_time(monkeypatch):
