@@ -304,10 +304,10 @@ def test_a_frame_of_many_parts_is_refused_before_it_is_looked_at(part):
     line = (
         f'{{"kind":"result",{inner}}}' if ":" in part else f'{{"kind":"files","files":[{inner}]}}'
     )
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ProtocolError, match="parts"):
         protocol.read(line.encode())
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_nothing_is_remembered_of_what_a_guest_said():
