@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,9 @@ def test_raw_newlines_in_the_code_are_read():
         "Action: shell\nAction Input:",
         "Action: shell\nAction Input: ```bash\nrm",
         "<tool_call>" * 50,
+        "<function=sh",
+        "<function=>{}</function>",
+        "<tool_call><function=shell",
         "[" * 5000,
     ],
 )
@@ -352,7 +356,14 @@ PIECES = [
         "ls",
         "Output:",
     ),
-    *("<function=shell>", "<parameter=command>", "</parameter>", "[TOOL_CALLS]", "Final Answer: 4"),
+    *(
+        "<function=shell>",
+        "<function=",
+        "<parameter=command>",
+        "</parameter>",
+        "[TOOL_CALLS]",
+        "Final Answer: 4",
+    ),
 ]
 
 
@@ -365,8 +376,29 @@ def test_no_text_breaks_the_reader_and_no_call_is_of_an_unknown_tool(text):
     is_only_code(text, OFFERED)
 
 
-@given(st.sampled_from([f"<tool_call>{ONE}</tool_call>", f"```json\n{ONE}\n```", ONE]), st.data())
-def test_no_part_of_a_call_is_one(text, data):
-    """Tags may be left open; JSON and fences may not."""
-    cut = text[: data.draw(st.integers(0, text.rindex("}")))]
-    assert read(cut) is None
+XML = "<function=shell><parameter=command>\nls\n</parameter></function>"
+REACT = f"Thought: hm\nAction: shell\nAction Input: {json.dumps({'command': 'ls'})}"
+WHOLE = [
+    f"<tool_call>{ONE}</tool_call>",
+    f"```json\n{ONE}\n```",
+    ONE,
+    XML,
+    REACT,
+    f"[TOOL_CALLS][{ONE}]",
+]
+
+
+@pytest.mark.parametrize("text", WHOLE)
+def test_no_part_of_a_call_is_one_that_runs(text):
+    """Tags may be left open; JSON, fences and parameters may not."""
+    whole = read(text)[1]
+    for end in range(len(text)):
+        for name, arguments in _readable(text[:end]):
+            assert (name, arguments) in whole
+
+
+def _readable(text):
+    written = read_calls(text, OFFERED)
+    for call in written.calls if written else ():
+        with suppress(ArgumentsInvalid):
+            yield call.name, read_arguments(call.arguments)[0]

@@ -224,6 +224,8 @@ def _in_tag(text: str, at: int, offered: Offered) -> tuple[list[_Raw], int]:
         raws = [_raw(named["name"], value, notes, offered)]
     else:
         raws, at = _values(text, at, offered)
+    if not raws:
+        raise _NoCallError
     closing = _CLOSE.match(text, at)
     return raws, closing.end() if closing else at
 
