@@ -301,6 +301,8 @@ SANDBOX = [
     ("import subprocess; subprocess.run('false', check=True)", "with the shell tool"),
     ("import os; os.system('pip install x')", "nothing can be installed"),
     ("np.ones((10**6, 10**6))", "larger than the memory"),
+]
+ENDINGS = [
     ("while True: pass", "look for a loop"),
     ("import sys; sys.exit(0)", "leave out sys.exit()"),
     ("import os; os._exit(3)", "exit code 3"),
@@ -349,7 +351,7 @@ SHELL = [
     ("python3 -c 'import seaborn'", "use matplotlib"),
     ("python3 -c 'import pandas as pd; pd.DataFrame().ix'", ".loc[names]"),
     ("python3 -c 'input()'", "nobody can type"),
-    ("grep nothing latin.csv", "nothing was found"),
+    ("echo a > a.txt; grep nothing a.txt", "nothing was found"),
     ("sleep 20", "larger timeout_s"),
     ("true", None),
     ("false", None),
@@ -374,7 +376,7 @@ def ready(container):
 
 @pytest.mark.parametrize(("code", "expected"), PYTHON)
 def test_what_python_raises_has_its_hint(ready, code, expected):
-    execution = ready.python(code, timeout_s=1 if "while True" in code else 25)
+    execution = ready.python(code, timeout_s=25)
     said = hint(execution, code)
     if expected is None:
         assert said is None
@@ -384,9 +386,15 @@ def test_what_python_raises_has_its_hint(ready, code, expected):
         assert len(said) < 260
 
 
+@pytest.mark.parametrize(("code", "expected"), ENDINGS)
+def test_what_ends_an_interpreter_has_its_hint(container, code, expected):
+    execution = container.python(code, timeout_s=1 if "while True" in code else 25)
+    assert expected in (hint(execution, code) or "")
+
+
 @pytest.mark.parametrize(("command", "expected"), SHELL)
-def test_what_commands_complain_of_has_its_hint(ready, command, expected):
-    execution = ready.shell(command, timeout_s=1 if "sleep" in command else 25)
+def test_what_commands_complain_of_has_its_hint(container, command, expected):
+    execution = container.shell(command, timeout_s=1 if "sleep" in command else 25)
     said = hint(execution, command)
     assert said is None if expected is None else expected in (said or ""), execution.output
 
