@@ -290,6 +290,8 @@ def test_code_that_is_shown_is_not_run(text):
         "Give me a short Python script to sum x.",
         "What code computes the mean?",
         "Implement quicksort.",
+        "Write a SQL query for it.",
+        "Explain how to do it.",
     ],
 )
 def test_code_is_not_run_where_it_may_be_the_answer(goal):
@@ -297,7 +299,21 @@ def test_code_is_not_run_where_it_may_be_the_answer(goal):
     assert read_code(RUNS, OFFERED, goal) is None
 
 
-@pytest.mark.parametrize("goal", [GOAL, "Write a report of the sales.", "Clean data.csv. Plot x."])
+@pytest.mark.parametrize(
+    "goal",
+    [
+        GOAL,
+        "Write a report of the sales.",
+        "Clean data.csv. Plot x.",
+        "What class has the highest mean?",
+        "Show the mean per class and the output of the script.",
+        "Write the mean of each class to out.csv.",
+        "How do sales differ between regions?",
+        "Which program had the most students?",
+        "Run analyse.py and give its result.",
+        "Show how many rows a query by name returns.",
+    ],
+)
 def test_a_goal_that_asks_for_something_else_asks_for_no_code(goal):
     assert not asks_for_code(goal)
 

@@ -86,10 +86,12 @@ _SHOWS = re.compile(
     r"\b(?:you|your|answer|result|output|final|solution|function|script|snippet|did|was|were)\b",
     re.IGNORECASE,
 )
+_WORDS = r"(?:\s+(?!(?:per|by|of|for|in|each|to|from|with)\b)[\w-]+){0,4}\s+"
 _ASKS_FOR_CODE = re.compile(
-    r"\b(?:write|show|give|provide|create|generate|suggest|explain|implement|what)\b[^.\n]{0,50}"
-    r"\b(?:code|function|script|snippet|class|program|query|command|one-liner|regex)\b"
-    r"|\bhow (?:do|can|would|could|should|to)\b|\bimplement\b",
+    r"\b(?:write|show|give|provide|create|generate|suggest|explain|implement|what|which)"
+    rf"{_WORDS}(?:code|function|script|snippet|command|one-liner|regex)\b"
+    rf"|\b(?:write|implement){_WORDS}(?:class|program|query)\b"
+    r"|\bhow (?:to|(?:do|can|would|could|should) (?:I|you|we|one))\b|\bimplement\b",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(
