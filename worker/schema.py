@@ -5,8 +5,8 @@ accepted and has no effect is worse than none: a keyword or a format that is not
 that is not known, a reference to what is not in the schema (nothing is ever fetched). Names that
 begin with `x-` are remarks.
 
-Not covered: the time that a `pattern` takes, which is the business of whoever writes the schema;
-patterns are Python's.
+Not covered: the time that a `pattern` takes, or a schema whose parts refer to each other many
+times over; that is the business of whoever writes it. Patterns are Python's.
 """
 
 from __future__ import annotations
