@@ -39,8 +39,9 @@ _VOLATILE = (
     (re.compile(r"\b\d+m\d+[.,]\d+s\b"), "<duration>"),
     (re.compile(rf"\b\d+(?:[.,]\d+)?(?:e-?\d+)?\s?{_UNIT}\b"), "<duration>"),
     (re.compile(r"(?<=/tmp/)tmp[.\w-]*"), "<temporary>"),
-    (re.compile(r"\b(pid|process|PID|Process)(\W{1,3})\d+\b"), r"\1\2<pid>"),
-    (re.compile(r"(?m)^(\[\d+\][+-]?\s+)\d+\b"), r"\1<pid>"),
+    (re.compile(r"\b(pid|PID)(\W{1,3})\d+\b"), r"\1\2<pid>"),
+    (re.compile(r"\b([Pp]rocess)(\W{1,2})\d{3,7}\b(?!\s*(?:of\b|/))"), r"\1\2<pid>"),
+    (re.compile(r"(?m)^(\[\d+\][+-]?\s+)\d{3,7}\s*$"), r"\1<pid>"),
     (re.compile(r"(line \d+:\s+)\d+( (?:Killed|Terminated|Aborted|Segmentation))"), r"\1<pid>\2"),
 )
 _PARTICULAR = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|\d+")

@@ -53,7 +53,7 @@ def sum_up(run: Run, model: Model, room: Room, timeout_s: float) -> None:
     until = _until(said, room) if _is_due(history) else 0
     if not until:
         return
-    is_first = history.failed_summaries == 0
+    is_first = history.last_failed == 0
     summary = _attempt(run, model, room, until, timeout_s)
     run.append(summary)
     if summary.fault and is_first:

@@ -204,9 +204,10 @@ def test_a_long_summary_is_cut_to_its_part_of_the_room(bench):
 
 
 def test_after_a_failure_a_good_summary_counts(bench):
-    b = make(bench, ModelUnavailable("busy"), say(NOTES), steps=30)
+    b = make(bench, ModelUnavailable("busy"), say(NOTES), ModelUnavailable("busy"), steps=40)
     b.drive()
-    assert [bool(e.fault) for e in summaries(b)][:2] == [True, False]
+    assert [bool(e.fault) for e in summaries(b)][:3] == [True, False, True]
+    assert len([e for e in b.watching.of("remark") if "summary" in e.text]) == 1
     assert b.history.summary.text == NOTES
 
 
