@@ -340,7 +340,7 @@ def test_a_reply_of_code_is_told_from_an_answer_that_has_code_in_it():
         ('{"name": "shell", "arguments": {"command": "rm', "not closed at line 1 column"),
         ('```json\n{"name": "shell", "args": {"command": ls}}\n```', "Expecting value at line 2"),
         ('<tool_call>{"name": "fly", "arguments": {}}</tool_call>', "names no tool"),
-        ("Action: fly\nAction Input: x", "not JSON"),
+        ("Action: fly\nAction Input: x", "there is no tool 'fly'"),
         ("[TOOL_CALLS] fly", "not JSON"),
     ],
 )

@@ -192,7 +192,10 @@ def unreadable(text: str, offered: Offered) -> str | None:
     """Why a text that begins as a call is none; None for one that does not begin so."""
     begun = _BEGUN.match(text.strip())
     is_named = begun and offered.name(begun["name"]) and _HAS_ARGUMENTS.search(text)
-    if not is_named and not _MARKUP.search(text) and not _ACTION.search(text):
+    action = _ACTION.search(text)
+    if action and not offered.name(action["name"]):
+        return f"there is no tool {action['name'][:80]!r}"
+    if not is_named and not action and not _MARKUP.search(text):
         return None
     start = min((i for i in map(text.find, "{[") if i >= 0), default=-1)
     try:
