@@ -32,6 +32,7 @@ _THOUGHT = re.compile(r"\A\s*(?:[*_]*Thought[*_]*\s*:.*)?\Z", re.DOTALL | re.IGN
 _FENCED = re.compile(r"\A[^`]*```(?:json)?[ \t]*\n(.*)\n[ \t]*```[^`]*\Z", re.DOTALL)
 # What may stand in a reply and says nothing: tags, control tokens, fences, rules and brackets.
 _SAYS_NOTHING = re.compile(r"<[^<>]*>|```\w*|[\s`*_#>~|{}\[\]()\"'.,:;…=-]")
+_AS_TEXT = "it came as text, not through the tool-call interface"
 _NO_JSON = "it is not JSON"
 _MOST_FAULTS = 10
 
@@ -64,7 +65,7 @@ class Answers:
         if reply.calls:
             return None
         if read_calls(reply.text, self.offered):
-            return None if self.said_in(reply) else "it came as text"
+            return None if self.said_in(reply) else _AS_TEXT
         return unreadable(reply.text, self.offered)
 
     def is_blank(self, answer: str) -> bool:

@@ -144,7 +144,7 @@ def test_nothing_of_a_text_that_was_cut_off_is_a_call(talk):
 def test_natively_alone_a_call_in_text_is_sent_back(talk):
     b = talk(CALL, "done", protocol="native")
     assert (b.sandbox.ran, b.history.job.answer) == ([], "done")
-    assert "was not made as one (it came as text)" in b.notices[0].text
+    assert "was not made as one (it came as text, not through" in b.notices[0].text
 
 
 def test_natively_alone_code_is_sent_back_once(talk):
