@@ -18,7 +18,7 @@ import time
 import types
 from functools import partial
 
-from . import display, report, wire
+from . import display, options, report, wire
 from .capture import Bounded
 
 TYPE_CHECKING = False
@@ -173,6 +173,7 @@ def serve(request_fd: int, answer_fd: int, workspace: str, value_limit: int) -> 
     sys.path.insert(0, workspace)
     sys.argv = [""]
     _reseed()
+    options.watch_imports()
     interpreter = Interpreter(workspace, value_limit)
     interpreter.execute("pass", 0)  # else the first call pays for what every first time costs
     reader = wire.Reader()
