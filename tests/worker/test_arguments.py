@@ -141,7 +141,7 @@ def written(draw):
     return "{" + ", ".join(members) + draw(st.sampled_from(["}", ",}", "\n}"]))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(written(), st.data())
 def test_no_part_of_a_call_that_can_be_read_is_ever_closed_by_us(text, data):
     try:
