@@ -311,7 +311,7 @@ def build(settings: Settings, model: Model, place: Workplace, more: Iterable[Hoo
             [
                 taken,
                 BudgetHook(),
-                GroundingHook(),
+                GroundingHook(answers),
                 replies,
                 LoopHook(limits),
                 Landing(answers),

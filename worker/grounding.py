@@ -7,6 +7,7 @@ answer that needed no look at the files is given again, at the price of one repl
 
 from __future__ import annotations
 
+from worker.answers import Answers
 from worker.history import History
 from worker.hooks import Hook, Run
 from worker.messages import Reply
@@ -18,9 +19,14 @@ _REASON = "grounding:files"
 class GroundingHook(Hook):
     """Sends the first answer back when the job has files and none of its calls has begun."""
 
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
     def after_model(self, run: Run, reply: Reply) -> None:
         history = run.history
-        if reply.calls or history.tool_calls or history.last.notices or not has_files(history):
+        if history.tool_calls or history.last.notices or not has_files(history):
+            return
+        if not self._answers.said_in(reply):
             return
         if reply.is_last:  # asking a recording again would only end the job
             return

@@ -190,7 +190,7 @@ def test_in_text_the_form_that_was_asked_for_is_no_repair(talk):
     b = talk(*script, protocol="text")
     assert b.sandbox.ran == ["print(1)", 'print("a")', "print(1)"]
     assert [bool(result.repaired) for result in b.results] == [False, False, True]
-    assert "was not written as <tool_call>" in b.results[2].text
+    assert "was not written as it was asked for" in b.results[2].text
 
 
 def test_in_text_the_last_turn_knows_no_tools(talk, httpserver):
@@ -318,7 +318,7 @@ def test_the_protocol_is_a_setting(bench, tmp_path):
 
 def test_tools_are_described_in_few_words():
     tools = [{"function": TOOL}, {"function": {**TOOL, "name": "run", "parameters": SCHEMA}}]
-    told = describe_tools(tools)
+    told = describe_tools(tools, {})
     assert "- shell(): Run. It runs.\n" in told
     signature = (
         "- run(code: string, n?: integer or null, tags?: array of one of a, b): Run. It runs."
@@ -344,4 +344,4 @@ def test_a_request_that_grows_is_not_written_again():
 
 def test_a_call_that_cannot_be_read_is_written_as_it_was():
     call = Message.from_wire(say(None, ("shell", '{"command": "rm'))).tool_calls[0]
-    assert '"arguments": {"command": "rm}' in written_call(call)
+    assert '"arguments": {"command": "rm}' in written_call(call, {})

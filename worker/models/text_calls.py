@@ -2,7 +2,7 @@
 
 A reply is read as a call when all of it is one, or several of one form. They are written as
 
-* tags: `<tool_call>` or `<function_call>` around JSON, `<function=NAME>` around JSON or
+* tags: `<tool_call>`, `<function_call>` or `<tools>` around JSON, `<function=NAME>` around JSON or
   `<parameter=…>` tags, `[TOOL_CALLS]` before JSON or `NAME[ARGS]{…}`; the last may be unclosed;
 * fenced JSON (```` ```json ````, ```` ```tool_call ```` or bare), and JSON alone: an object, a
   list, or one after another. It may be written as models write it (`worker.relaxed`);
@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from worker.arguments import where
-from worker.messages import ToolCall, Wire
+from worker.messages import Role, ToolCall, Wire
+from worker.models.base import Request
 from worker.names import is_answer, known_name
 from worker.relaxed import Unreadable, Value, read_value
 
@@ -39,10 +40,12 @@ _NAMES = ("name", "tool", "function", "tool_name", "action")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input")
 _BESIDE = {"id", "type", "index", "thought"}
 _OPEN = re.compile(
-    r"<(?:tool_call|function_call|tool_calls)>\s*(?:```\w*\s*)?(?=[<\[{])"
+    r"<(?:tool_call|function_call|tool_calls|tools)>\s*(?:```\w*\s*)?(?=[<\[{])"
     r"|(?=<function=)|\[TOOL_CALLS\]\s*"
 )
-_CLOSE = re.compile(r"(?:\s*(?:```|</(?:tool_call|function_call|tool_calls|function)>))*[\s,;]*")
+_CLOSE = re.compile(
+    r"(?:\s*(?:```|</(?:tool_call|function_call|tool_calls|tools|function)>))*[\s,;]*"
+)
 _FUNCTION = re.compile(r"<function=(?P<name>[\w.:-]+)>\s*")
 _PARAMETER = re.compile(
     r"\s*<parameter=(?P<key>[\w.-]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
@@ -95,7 +98,7 @@ _ASKS_FOR_CODE = re.compile(
     re.IGNORECASE,
 )
 _MARKUP = re.compile(
-    r"\A\s*(?:<\|?(?:tool_call|function_call|tool_calls|function=|invoke|action\b)|\[TOOL_CALLS\])"
+    r"\A\s*(?:<\|?(?:tool_call|function_call|tool_calls|tools>|function=|invoke|action\b)|\[TOOL_CALLS\])"
     r"|<tool_call>[^<]*(?:</tool_call>\s*)?\Z"
 )
 _BEGUN = re.compile(
@@ -167,12 +170,34 @@ def read_code(text: str, offered: Offered, goal: str) -> Written | None:
     block = _only_block(text, offered)
     if block is None or asks_for_code(goal) or not _leads(block["said"], _SHOWS):
         return None
-    name = _runs(block, offered)
-    arguments = json.dumps({offered.text(name): block["code"]}, ensure_ascii=False)
     rest = text.strip()[block.end() :].strip()
     if rest and not _MADE_UP.match(rest):
         return None
-    return _written(block["said"], [_Raw(name, arguments)], rest)
+    return _in_block(block, rest, offered)
+
+
+def read_asked_code(text: str, offered: Offered, goal: str) -> Written | None:
+    """The call that the first block of code is, of a model that was told to call in this way.
+
+    What it says behind it knows no result yet, and is dropped.
+    """
+    block = _only_block(text, offered)
+    if block is None or asks_for_code(goal):
+        return None
+    return _in_block(block, text.strip()[block.end() :].strip(), offered)
+
+
+def _in_block(block: re.Match[str], rest: str, offered: Offered) -> Written:
+    name = _runs(block, offered)
+    arguments = json.dumps({offered.text(name): block["code"]}, ensure_ascii=False)
+    note = _DROPPED if rest else None
+    call = ToolCall(id="text_0", name=name, arguments=arguments, repaired=note)
+    return Written(block["said"].strip(), (call,), is_usual=True)
+
+
+def goal_of(request: Request) -> str:
+    """What somebody wants, as the model is told it."""
+    return next((m.text for m in request.messages if m.role is Role.USER), "")
 
 
 def is_only_code(text: str, offered: Offered) -> bool:

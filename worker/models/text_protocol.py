@@ -2,23 +2,31 @@
 
 With the protocol `text` it always is, and a call in the form of our prompt is nothing to report.
 With `auto` the model is offered tools natively, and a reply that is a call all the same becomes
-one, reported as repaired; where the endpoint says that it takes no tools, the model is asked in
-text for the rest of the job. What counts as a call: `worker.models.text_calls`.
+one, reported as repaired. From then on it is asked in text, as long as it has made no native call;
+so it is where the endpoint says that it takes no tools. What counts as a call:
+`worker.models.text_calls`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from worker.errors import ToolsUnsupported
-from worker.messages import Finish, Reply, Role, ToolCall
+from worker.messages import Finish, Reply, ToolCall
 from worker.models.base import Model, Request
-from worker.models.text_calls import Offered, Written, read_calls, read_code
+from worker.models.text_calls import (
+    Offered,
+    Written,
+    goal_of,
+    read_asked_code,
+    read_calls,
+    read_code,
+)
 from worker.models.text_tools import TextTools
 
 _NOT_NATIVE = "the call came as text, not through the tool-call interface"
-_NOT_ASKED = "the call was not written as <tool_call>{…}</tool_call>"
+_NOT_ASKED = "the call was not written as it was asked for"
 _ALLOWED = "triple-quoted strings were escaped"  # by our prompt
 
 
@@ -35,6 +43,8 @@ class TextProtocol:
     ) -> Reply:
         deadline = time.monotonic() + timeout_s
         remarks: tuple[str, ...] = ()
+        if self._text is None and calls_in_text(request):
+            self._text = TextTools()
         if self._text is None:
             try:
                 reply = self._model.reply(request, timeout_s=timeout_s, is_cancelled=is_cancelled)
@@ -69,11 +79,11 @@ class TextProtocol:
         offered = Offered.of(request.tools)
         if found := read_calls(text, offered):
             return found
-        calls = (call for message in request.messages for call in message.tool_calls)
-        if self._text is None and any(map(_is_native, calls)):
+        if self._text is not None:
+            return read_asked_code(text, offered, goal_of(request))
+        if any(map(_is_native, _calls(request))):
             return None
-        goal = next((m.text for m in request.messages if m.role is Role.USER), "")
-        return read_code(text, offered, goal)
+        return read_code(text, offered, goal_of(request))
 
     def _noted(self, call: ToolCall, written: Written) -> ToolCall:
         """Say what was unusual about a call: what our prompt has asked for is not."""
@@ -84,6 +94,16 @@ class TextProtocol:
             notes = [note for note in mended if note != _ALLOWED]
             notes = notes if written.is_usual else [_NOT_ASKED, *notes]
         return call.model_copy(update={"repaired": "; ".join(filter(None, notes)) or None})
+
+
+def calls_in_text(request: Request) -> bool:
+    """Whether a model that was offered tools natively has called them in text alone."""
+    calls = list(_calls(request))
+    return bool(calls) and not any(map(_is_native, calls))
+
+
+def _calls(request: Request) -> Iterator[ToolCall]:
+    return (call for message in request.messages for call in message.tool_calls)
 
 
 def _is_native(call: ToolCall) -> bool:
