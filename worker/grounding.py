@@ -1,40 +1,116 @@
-"""Answers about files before any of them was looked at: each such job is told so once.
+"""Answers that nothing supports: each goes back once, with what is missing.
 
-Small models like to give an answer in the very form that was asked for, with a value that they
-made up. The one thing that is certain about it is that no call was made, and that is enough: an
-answer that needed no look at the files is given again, at the price of one reply.
+Models, small ones above all, like to give an answer in the very form that was asked for with a
+value that they made up. Whether an answer is true nobody can tell here, but three things are
+certain: that no file was looked at, that the last thing it tried has failed, and that a number
+stands in no result. Who gives the same answer again means it, at the price of one reply.
 """
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
 from worker.answers import Answers
-from worker.history import History
+from worker.history import History, Turn
 from worker.hooks import Hook, Run
-from worker.messages import Reply
+from worker.messages import Reply, ResultStatus
 from worker.prompts import notice
 
-_REASON = "grounding:files"
+REASON = "grounding:"
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_TELLING = 3  # digits; shorter numbers count things that need no result
+_SHOWN = 5
 
 
 class GroundingHook(Hook):
-    """Sends the first answer back when the job has files and none of its calls has begun."""
+    """Sends an answer back that no result supports, once for each reason."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
     def after_model(self, run: Run, reply: Reply) -> None:
         history = run.history
-        if history.tool_calls or history.last.notices or not has_files(history):
+        # asking a recording for more than it has would only end the job
+        if history.last.notices or reply.is_last or not (said := self._answers.said_in(reply)):
             return
-        if not self._answers.said_in(reply):
-            return
-        if reply.is_last:  # asking a recording again would only end the job
-            return
-        if not any(n.reason == _REASON for turn in history.turns for n in turn.notices):
-            run.notify(notice("ungrounded"), _REASON)
+        kind, told = _fault(history, said[0])
+        if kind and not _is_told(history, kind):
+            run.notify(told, REASON + kind)
+
+
+def _fault(history: History, answer: str) -> tuple[str, str]:
+    """What an answer lacks, and how that is said; empty texts for one that lacks nothing."""
+    tried = next((turn for turn in reversed(history.turns[:-1]) if turn.results), None)
+    if tried is None:
+        return ("files", notice("ungrounded_files")) if has_files(history) else ("", "")
+    if _has_failed(tried):
+        return "failed", notice("ungrounded_failed")
+    made_up = list(dict.fromkeys(made_up_numbers(answer, _seen(history))))[:_SHOWN]
+    if made_up:
+        return "numbers", notice("ungrounded_numbers", numbers=", ".join(made_up))
+    return "", ""
+
+
+def _is_told(history: History, kind: str) -> bool:
+    return any(n.reason == REASON + kind for turn in history.turns for n in turn.notices)
 
 
 def has_files(history: History) -> bool:
     """Whether the first messages of the job show files or mounts."""
     told = history.opening[-1].text if history.opening else ""
     return notice("files") in told or notice("mounts") in told
+
+
+def _has_failed(turn: Turn) -> bool:
+    failed = {ResultStatus.ERROR, ResultStatus.REFUSED}
+    return all(result.status in failed for result in turn.results.values())
+
+
+def _seen(history: History) -> Iterator[str]:
+    """Everything that a number of an answer may come from."""
+    yield from (message.text for message in history.opening)
+    for turn in history.turns[:-1]:
+        yield from (call.arguments for call in turn.calls)
+        yield from (result.text for result in turn.results.values())
+
+
+def made_up_numbers(answer: str, seen: Iterable[str]) -> Iterator[str]:
+    """Yield the numbers of an answer that are in no text, nor are one of those rounded.
+
+    A number may have lost its sign, be a percentage, or a share of one. Numbers of fewer than three
+    digits are not looked at.
+    """
+    asked = [text for text in _NUMBER.findall(answer) if _digits(text) >= _TELLING]
+    if not asked:
+        return
+    known = sorted({abs(_value(found)) for text in seen for found in _NUMBER.findall(text)})
+    for text in asked:
+        if not _is_known(text, known):
+            yield text
+
+
+def _digits(text: str) -> int:
+    return sum(character.isdigit() for character in text.partition("e")[0].partition("E")[0])
+
+
+def _value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _is_known(text: str, known: list[float]) -> bool:
+    value, half = abs(_value(text)), _precision(text) / 2 * (1 + 1e-6)
+    for scale in (1.0, 100.0, 0.01):
+        at = bisect_left(known, (value - half) / scale)
+        if at < len(known) and known[at] * scale <= value + half:
+            return True
+    return False
+
+
+def _precision(text: str) -> float:
+    """What the last digit of a number stands for that is not a zero before the point."""
+    mantissa, _, exponent = text.lower().replace(",", "").partition("e")
+    whole, _, decimals = mantissa.partition(".")
+    zeros = 0 if decimals else len(whole) - len(whole.rstrip("0"))
+    return float(f"1e{zeros - len(decimals) + int(exponent or 0)}")

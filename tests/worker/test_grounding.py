@@ -1,34 +1,45 @@
-"""An answer about files that nobody has looked at goes back once."""
+"""An answer that nothing supports goes back once for each reason."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from sandbox.types import ErrorInfo, Outcome
 from worker import assembly
 from worker.builtin import Workplace
+from worker.grounding import made_up_numbers
 from worker.history import History
 from worker.hooks import Run
 from worker.messages import Job, MessageAdded
 from worker.models.recorded import RecordedModel
 from worker.settings import Settings
 from worker.store.memory import MemoryStore
-from worker.testing import FakeSandbox, ScriptedModel, say
+from worker.testing import FakeSandbox, ScriptedModel, ok, say
 
 LOOK = say(None, ("python_interpreter", {"code": "print(1)"}))
 
 
 @pytest.fixture
 def drive(tmp_path):
-    def work(model, *, files=("a.csv",)):
+    def work(model, *, files=("a.csv",), shown="1"):
         given = [tmp_path / name for name in files]
         for path in given:
             path.write_text("a\n1\n")
+
+        def respond(_sandbox, _kind, text):
+            if "fail" in text:
+                error = ErrorInfo(type="KeyError", message="'a'", line=1, source=text)
+                return ok().model_copy(update={"outcome": Outcome.ERROR, "error": error})
+            return ok(shown)
+
         store = MemoryStore()
         store.create(Job(id="j", goal="How many rows?"))
         run = Run(History(*store.load("j")), store, store.claim("j", "me", 60.0).generation)
         for message in assembly.opening("How many rows?", assembly.check_files(given)):
             run.append(MessageAdded(message=message))
-        loop = assembly.build(Settings(), model, Workplace(FakeSandbox))
+        loop = assembly.build(Settings(), model, Workplace(lambda: FakeSandbox(respond=respond)))
         loop.drive(run)
         return run
 
@@ -71,3 +82,61 @@ def test_a_recording_of_an_answer_that_went_back_is_replayed_as_it_was(drive, tm
     path.write_text('{"role": "assistant", "content": "12"}\n' * 2)
     run = drive(RecordedModel(path))
     assert (run.job.steps, sent_back(run)) == (2, ["grounding:files"])
+
+
+FAIL = say(None, ("python_interpreter", {"code": "fail()"}))
+
+
+def test_an_answer_after_a_call_that_failed_goes_back_once(drive):
+    run = drive(ScriptedModel([FAIL, say("0"), LOOK, say("1")]))
+    assert (run.job.answer, sent_back(run)) == ("1", ["grounding:failed"])
+
+
+def test_each_reason_is_told_once_and_then_the_answer_stands(drive):
+    script = [say("12"), FAIL, say("12"), LOOK, say("1234"), say("1234")]
+    run = drive(ScriptedModel(script))
+    reasons = ["grounding:files", "grounding:failed", "grounding:numbers"]
+    assert (run.job.answer, sent_back(run)) == ("1234", reasons)
+
+
+def test_a_number_that_no_result_has_goes_back_by_name(drive):
+    script = [LOOK, say("It is 8,255,791.71."), say("It is 8254791.71.")]
+    run = drive(ScriptedModel(script), shown="8254791.7123")
+    assert (run.job.answer, sent_back(run)) == ("It is 8254791.71.", ["grounding:numbers"])
+    assert "in no result: 8,255,791.71. " in run.history.turns[2].notices[0].text
+
+
+def test_an_answer_that_comes_as_a_call_is_looked_at_as_well(drive):
+    run = drive(ScriptedModel([say(None, ("final_answer", {"answer": "12"})), LOOK, say("1")]))
+    assert (run.job.answer, sent_back(run)) == ("1", ["grounding:files"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "made_up"),
+    [
+        ("22607406.19", []),
+        ("22,607,406.19", []),
+        ("about 22,600,000", []),
+        ("2.26e7", []),
+        ("-0.258", []),
+        ("25.8 %", []),
+        ("0.2575", ["0.2575"]),
+        ("22607407", ["22607407"]),
+        ("12 of 99", []),
+        ("year 2010", ["2010"]),
+        ("build abc123 and v1.234", []),
+        ("1e999 and " + "9" * 400, ["9" * 400]),
+        ("", []),
+    ],
+)
+def test_numbers_may_be_rounded_or_written_in_another_way(answer, made_up):
+    seen = ["mean 22607406.1923, share 0.2578", "std 3"]
+    assert list(made_up_numbers(answer, seen)) == made_up
+
+
+def test_many_numbers_are_looked_at_quickly():
+    seen = [" ".join(map(str, range(100_000, 300_000)))]
+    answer = " ".join(map(str, range(100_000, 120_000)))
+    began = time.monotonic()
+    assert not list(made_up_numbers(answer, seen))
+    assert time.monotonic() - began < 5

@@ -48,6 +48,13 @@ def _copied(case: Case) -> str | None:
     return hint_text("copied") if is_warned else None
 
 
+def _coerced(case: Case) -> str | None:
+    """Values that could not be read are gone without a word, and nobody has counted them."""
+    is_coerced = re.search(r"errors\s*=\s*['\"]coerce['\"]", case.code)
+    is_counted = re.search(r"\.(?:isna|isnull|notna|notnull|count|info)\(", case.code)
+    return hint_text("coerced") if is_coerced and not is_counted else None
+
+
 def _value(case: Case) -> str | None:
     value = case.execution.value or ""
     return next((hint_text(key) for pattern, key in _VALUES if re.search(pattern, value)), None)
@@ -123,4 +130,7 @@ def _said(node: ast.expr) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-FINE: tuple[Rule, ...] = (_crowded, _installed_nothing, _show, _copied, _value, quiet)
+FINE: tuple[Rule, ...] = (
+    *(_crowded, _installed_nothing, _show, _copied, _value, quiet),
+    _coerced,  # it says the least, and goes with what was shown
+)
