@@ -33,6 +33,7 @@ class ToolCall(Record):
     name: str
     arguments: str = "{}"
     repaired: str | None = Field(None, description="what we had to mend to read it as a call")
+    is_text: bool = Field(default=False, description="it was part of what the model said")
     extra: Wire = Field(default_factory=dict, description="other fields of the wire, kept")
 
     @classmethod

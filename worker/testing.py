@@ -337,8 +337,10 @@ class ScriptedModel:
         if isinstance(message, Exception):
             raise message
         usage = message.get("usage", {})
+        is_last = not self._repeat_last and request.turn + 1 == len(self._messages)
         return Reply.model_validate(
             {
+                "is_last": is_last,
                 "message": _without_usage(message),
                 "finish": normal_finish(message.get("finish_reason")),
                 "usage": usage,

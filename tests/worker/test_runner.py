@@ -80,7 +80,8 @@ def test_input_files_are_there_before_the_model_is_asked_and_are_named(play, tmp
     goal = watching.events[1].message.text
     assert goal == (
         "Count.\n\nFiles in the current folder:\n- a.csv (18 B), first line: city,stars\n"
-        "- b.bin (2.0 KiB)"
+        "- b.bin (2.0 KiB)\n\n"
+        "Begin with a tool call that loads them and shows what is in them."
     )
 
 

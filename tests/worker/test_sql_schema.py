@@ -281,6 +281,9 @@ STORED = (
     '"files":[{"name":"a.png","size":3,"mime":"image/png"}],"duration_s":3.0}}',
     '{"text":"t","reason":"r","landing":"loop","why":"w"}',
     '{"text":""}',
+    '{"text":"so far","steps":3,"usage":{"input_tokens":9,"output_tokens":2},"model":"m"}',
+    '{"steps":4,"usage":{"input_tokens":5,"cost":0.5},"fault":"the summary was empty"}',
+    '{"tokens":4096,"why":"cut"}',
     '{"why":"gone"}',
     '{"artifacts":[{"name":"a","size":1,"mime":"text/plain","path":"/x/a"},{"name":"b","size":1,'
     '"mime":"text/plain","path":"/x/b","source":"b.txt","sha256":"00"}]}',

@@ -24,6 +24,8 @@ from worker.testing import FakeSandbox
 
 TOOLS = [t.schema for t in builtin_tools(Workplace(FakeSandbox), ("python_interpreter", "shell"))]
 OFFERED = Offered.of(TOOLS)
+MORE = ("python_interpreter", "shell", "read_file")
+PYTHONIC = Offered.of(t.schema for t in builtin_tools(Workplace(FakeSandbox), MORE))
 ONE = '{"name": "python_interpreter", "arguments": {"code": "print(1)"}}'
 LIST = '{"name": "shell", "arguments": {"command": "ls"}}'
 GOAL = "What is the mean of x in data.csv?"
@@ -418,3 +420,48 @@ def _readable(text):
     for call in written.calls if written else ():
         with suppress(ArgumentsInvalid):
             yield call.name, read_arguments(call.arguments)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("read_file('a.csv')", [("read_file", {"name": "a.csv"})]),
+        ('read_file("a.csv", lines=3)', [("read_file", {"name": "a.csv", "lines": 3})]),
+        (
+            '[shell(command="ls"), shell(command="pwd")]',
+            [("shell", {"command": "ls"}), ("shell", {"command": "pwd"})],
+        ),
+        (
+            'python_interpreter("""\nprint(1)\n""")',
+            [("python_interpreter", {"code": "\nprint(1)\n"})],
+        ),
+        ("functions.shell(command='ls')", [("shell", {"command": "ls"})]),
+        ("final_answer('4')", [("final_answer", {"answer": "4"})]),
+    ],
+)
+def test_calls_that_are_written_as_python(text, calls):
+    written = read_calls(text, PYTHONIC)
+    assert [(c.name, json.loads(c.arguments)) for c in written.calls] == calls
+    assert all("written as Python" in c.repaired for c in written.calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "read_file(name)",
+        "read_file(*['a'])",
+        "read_file(**{'name': 'a'})",
+        "read_file('a', name='b')",
+        "read_file('a', 1, 2, 3)",
+        "read_file(b'a')",
+        "read_file('a' + 'b')",
+        "print('a')",
+        "read_file('a'); x = 1",
+        "read_file('a') is how it is called",
+        "read_file('a",
+        "shell(" + "(" * 5000,
+        "shell('\0",
+    ],
+)
+def test_what_is_more_than_calls_with_literals_is_no_call(text):
+    assert read_calls(text, PYTHONIC) is None

@@ -22,6 +22,7 @@ from worker.testing import ScriptedModel, ok, say
 
 ONE = '{"name": "python_interpreter", "arguments": {"code": "print(1)"}}'
 CALL = f"<tool_call>\n{ONE}\n</tool_call>"
+CODE = {"properties": {"code": {"type": "string"}}, "required": ["code"]}
 TOOL = {"name": "shell", "description": "Run.\n\n  It runs.", "parameters": {}}
 SCHEMA = {
     "properties": {
@@ -319,11 +320,45 @@ def test_the_protocol_is_a_setting(bench, tmp_path):
 def test_tools_are_described_in_few_words():
     tools = [{"function": TOOL}, {"function": {**TOOL, "name": "run", "parameters": SCHEMA}}]
     told = describe_tools(tools, {})
-    assert "- shell(): Run. It runs.\n" in told
-    signature = (
-        "- run(code: string, n?: integer or null, tags?: array of one of a, b): Run. It runs."
+    assert "- shell {}: Run. It runs.\n" in told
+    given = (
+        '{"code": string; "n": integer or null, optional; "tags": array of one of a, b, optional}'
     )
-    assert f"{signature}\n  code: what to run" in told
+    assert f"- run {given}: Run. It runs.\n  code: what to run" in told
+
+
+def test_tools_that_take_code_are_called_with_a_block_unless_code_is_the_answer():
+    run = {"function": {"name": "python_interpreter", "description": "Run.", "parameters": CODE}}
+    tools = ({"function": TOOL}, run)
+
+    def asked(goal):
+        messages = (Message(role=Role.SYSTEM, content="s"), Message(role=Role.USER, content=goal))
+        told = TextTools().rewritten(Request(messages=messages, tools=tools)).messages[0].text
+        return "python_interpreter: Run. It is called with a block of code:\n```python" in told
+
+    assert asked("Count the rows.")
+    assert not asked("Write a function that counts rows.")
+
+
+def test_a_call_in_a_block_is_written_back_as_one_and_what_follows_it_is_dropped(talk, httpserver):
+    said = "The answer needs this:\n```python\nprint(1)\n```\nThe result is 7."
+    b = talk(said, "1", protocol="text")
+    assert (b.sandbox.ran, b.history.job.answer) == (["print(1)"], "1")
+    assert "what followed the call was dropped" in b.results[0].repaired
+    said = sent(httpserver)["messages"][2]["content"]
+    assert said == "The answer needs this:\n```python\nprint(1)\n```"
+
+
+def test_a_model_that_calls_in_text_alone_is_asked_in_text_from_then_on(talk, httpserver):
+    b = talk(CALL, "```python\nprint(2)\n```", "2")
+    assert b.sandbox.ran == ["print(1)", "print(2)"]
+    assert ["tools" in r.get_json() for r, _ in httpserver.log] == [True, False, False]
+
+
+def test_a_model_that_has_called_natively_keeps_its_tools(talk, httpserver):
+    native = say(None, ("shell", {"command": "ls"}))
+    talk(CALL, native, CALL, "2")
+    assert ["tools" in r.get_json() for r, _ in httpserver.log] == [True, False, True, True]
 
 
 def test_a_request_that_grows_is_not_written_again():

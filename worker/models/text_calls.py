@@ -6,6 +6,7 @@ A reply is read as a call when all of it is one, or several of one form. They ar
   `<parameter=…>` tags, `[TOOL_CALLS]` before JSON or `NAME[ARGS]{…}`; the last may be unclosed;
 * fenced JSON (```` ```json ````, ```` ```tool_call ```` or bare), and JSON alone: an object, a
   list, or one after another. It may be written as models write it (`worker.relaxed`);
+* Python: `NAME("text", other=3)`, one or several or a list of them, with literals alone;
 * ReAct: `Action: NAME` and on the next line `Action Input: …`, which is JSON, or plain text for a
   tool that needs one text;
 * one block of Python or shell code, for the tool that takes it (`read_code`, in narrower bounds).
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple
 from worker.arguments import where
 from worker.messages import Role, ToolCall, Wire
 from worker.models.base import Request
+from worker.models.pythonic import PythonCall, read_pythonic
 from worker.names import is_answer, known_name
 from worker.relaxed import Unreadable, Value, read_value
 
@@ -112,14 +114,21 @@ _DROPPED = "what followed the call was dropped: a result comes from the tool alo
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The tools that may be called, each with its one required text where it needs no more."""
+    """The tools that may be called, each with its one required text where it needs no more.
+
+    `parameters` are the names of its arguments, in their order.
+    """
 
     texts: dict[str, str | None]
+    parameters: dict[str, tuple[str, ...]]
 
     @classmethod
     def of(cls, tools: Iterable[Wire]) -> Offered:
-        functions = [tool["function"] for tool in tools]
-        return cls({f["name"]: _one_text(f.get("parameters") or {}) for f in functions})
+        taken = {t["function"]["name"]: t["function"].get("parameters") or {} for t in tools}
+        return cls(
+            {name: _one_text(parameters) for name, parameters in taken.items()},
+            {name: tuple(p.get("properties") or ()) for name, p in taken.items()},
+        )
 
     def name(self, said: str) -> str | None:
         """The tool that is meant; an answer keeps the name that the model gives it."""
@@ -152,7 +161,7 @@ def read_calls(text: str, offered: Offered) -> Written | None:
     text = text.strip()
     if fenced := _FENCED_TAGS.fullmatch(text):
         text = fenced["tags"]
-    for form in (_tagged, _fenced, _bare, _react):
+    for form in (_tagged, _fenced, _bare, _react, _pythonic):
         try:
             if written := form(text, offered):
                 return written
@@ -309,6 +318,25 @@ def _react(text: str, offered: Offered) -> Written | None:
     if text[end:].strip():
         raw = raw._replace(note=_joined(raw.note, _DROPPED))
     return _written(text[: found.start()], [raw])
+
+
+def _pythonic(text: str, offered: Offered) -> Written | None:
+    return _written("", [_from_python(call, offered) for call in read_pythonic(text)])
+
+
+def _from_python(call: PythonCall, offered: Offered) -> _Raw:
+    name = offered.name(call.name)
+    parameters = offered.parameters.get(name, ("answer",)) if name else ()
+    if len(call.places) > len(parameters):
+        raise _NoCallError
+    arguments = dict(zip(parameters, call.places, strict=False))
+    if arguments.keys() & call.named.keys():
+        raise _NoCallError
+    try:
+        json.dumps(given := {**arguments, **call.named})
+    except (TypeError, ValueError):  # bytes, sets, complex numbers
+        raise _NoCallError from None
+    return _raw(call.name, given, ("the call was written as Python",), offered)
 
 
 def _input(text: str, start: int, end: int) -> Value:

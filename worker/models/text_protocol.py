@@ -36,21 +36,20 @@ class TextProtocol:
     def __init__(self, model: Model, *, in_text: bool = False) -> None:
         self.name = model.name
         self._model = model
-        self._text = TextTools() if in_text else None
+        self._in_text = in_text
+        self._text = TextTools()
 
     def reply(
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
         deadline = time.monotonic() + timeout_s
         remarks: tuple[str, ...] = ()
-        if self._text is None and calls_in_text(request):
-            self._text = TextTools()
-        if self._text is None:
+        if not self._is_in_text(request):
             try:
                 reply = self._model.reply(request, timeout_s=timeout_s, is_cancelled=is_cancelled)
             except ToolsUnsupported as error:
                 remarks = (f"{self.name} is asked in text from now on: {error}",)
-                self._text = TextTools()
+                self._in_text = True
             else:
                 return self._read(reply, request)
         left_s = max(0.0, deadline - time.monotonic())
@@ -59,6 +58,11 @@ class TextProtocol:
         )
         reply = reply.model_copy(update={"remarks": (*remarks, *reply.remarks)})
         return self._read(reply, request)
+
+    def _is_in_text(self, request: Request) -> bool:
+        """Whether it is to be asked in text: it must be, or has made all its calls so."""
+        calls = list(_calls(request))
+        return self._in_text or (bool(calls) and all(call.is_text for call in calls))
 
     def close(self) -> None:
         self._model.close()
@@ -69,7 +73,8 @@ class TextProtocol:
         written = self._written(reply.text, request)
         if written is None:
             return reply
-        calls = tuple(self._noted(call, written) for call in written.calls)
+        in_text = self._is_in_text(request)
+        calls = tuple(_noted(call, written, in_text=in_text) for call in written.calls)
         changed = {"content": written.said or None, "tool_calls": calls}
         message = reply.message.model_copy(update=changed)
         return reply.model_copy(update={"message": message})
@@ -79,32 +84,24 @@ class TextProtocol:
         offered = Offered.of(request.tools)
         if found := read_calls(text, offered):
             return found
-        if self._text is not None:
+        if self._is_in_text(request):
             return read_asked_code(text, offered, goal_of(request))
-        if any(map(_is_native, _calls(request))):
+        if any(not call.is_text for call in _calls(request)):
             return None
         return read_code(text, offered, goal_of(request))
 
-    def _noted(self, call: ToolCall, written: Written) -> ToolCall:
-        """Say what was unusual about a call: what our prompt has asked for is not."""
-        mended = (call.repaired or "").split("; ")
-        if self._text is None:
-            notes = [_NOT_NATIVE, *mended]
-        else:
-            notes = [note for note in mended if note != _ALLOWED]
-            notes = notes if written.is_usual else [_NOT_ASKED, *notes]
-        return call.model_copy(update={"repaired": "; ".join(filter(None, notes)) or None})
 
-
-def calls_in_text(request: Request) -> bool:
-    """Whether a model that was offered tools natively has called them in text alone."""
-    calls = list(_calls(request))
-    return bool(calls) and not any(map(_is_native, calls))
+def _noted(call: ToolCall, written: Written, *, in_text: bool) -> ToolCall:
+    """Say what was unusual about a call: what our prompt has asked for is not."""
+    mended = (call.repaired or "").split("; ")
+    if in_text:
+        notes = [note for note in mended if note != _ALLOWED]
+        notes = notes if written.is_usual else [_NOT_ASKED, *notes]
+    else:
+        notes = [_NOT_NATIVE, *mended]
+    repaired = "; ".join(filter(None, notes)) or None
+    return call.model_copy(update={"repaired": repaired, "is_text": True})
 
 
 def _calls(request: Request) -> Iterator[ToolCall]:
     return (call for message in request.messages for call in message.tool_calls)
-
-
-def _is_native(call: ToolCall) -> bool:
-    return _NOT_NATIVE not in (call.repaired or "")

@@ -18,7 +18,7 @@ from worker.messages import Message, Role, ToolCall, Wire
 from worker.models.base import Request
 from worker.models.text_calls import Offered, asks_for_code, goal_of
 from worker.prompts import notice, text
-from worker.signatures import kind
+from worker.signatures import describe
 
 Blocks = dict[str, tuple[str, str]]  # by the name of a tool: a language, and an argument
 LANGUAGES = {"python": "print(1 + 1)", "bash": "ls -l"}  # with an example of each
@@ -61,16 +61,13 @@ def blocks_of(request: Request) -> Blocks:
 
 
 def describe_tools(tools: Iterable[Wire], blocks: Blocks) -> str:
-    """The part of the system prompt that says which tools there are, and how to call one."""
+    """The part of the system prompt that says which tools there are, and how to call each."""
     functions = [tool["function"] for tool in tools]
-    told = "\n".join(map(_described, functions))
-    forms = [
-        notice("call_block", language=language, name=name, example=LANGUAGES[language])
-        for name, (language, _) in blocks.items()
-    ]
-    if any(function["name"] not in blocks for function in functions):
-        forms.append(notice("call_tags", which="Every other tool" if blocks else "A tool"))
-    return text("text_tools.md").format(tools=told, forms="\n".join(forms))
+    told = [_in_block(f, blocks[f["name"]][0]) for f in functions if f["name"] in blocks]
+    if rest := [_in_tags(f) for f in functions if f["name"] not in blocks]:
+        which = "The other tools are" if told else "Tools are"
+        told.append("\n".join([notice("call_tags", which=which), *rest]))
+    return text("text_tools.md").format(tools="\n\n".join(told))
 
 
 def written_call(call: ToolCall, blocks: Blocks) -> str:
@@ -88,14 +85,23 @@ def written_call(call: ToolCall, blocks: Blocks) -> str:
     return f'<tool_call>\n{{"name": {name}, "arguments": {given}}}\n</tool_call>'
 
 
-def _described(function: Wire) -> str:
+def _in_block(function: Wire, language: str) -> str:
+    said, example = _about(function), LANGUAGES[language]
+    return notice(
+        "call_block", name=function["name"], said=said, language=language, example=example
+    )
+
+
+def _in_tags(function: Wire) -> str:
+    """A tool with its arguments as they are given, which is in JSON."""
     parameters = function.get("parameters") or {}
-    required = parameters.get("required") or []
     rows = (parameters.get("properties") or {}).items()
-    signature = ", ".join(f"{n}{'' if n in required else '?'}: {kind(p)}" for n, p in rows)
-    said = " ".join(function.get("description", "").split())
     notes = [f"  {n}: {p['description']}" for n, p in rows if _is_noted(p)]
-    return "\n".join([f"- {function['name']}({signature}): {said}", *notes])
+    return "\n".join([f"- {function['name']} {describe(parameters)}: {_about(function)}", *notes])
+
+
+def _about(function: Wire) -> str:
+    return " ".join(function.get("description", "").split())
 
 
 def _is_noted(part: object) -> bool:
