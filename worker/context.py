@@ -71,7 +71,8 @@ class Window:
                 self._learn(run, request, chars, error)
                 refused, most = chars, request.max_output_tokens
             else:
-                return reply.model_copy(update={"request_chars": chars})
+                # a model that has written the request anew knows better how large it was
+                return reply.model_copy(update={"request_chars": reply.request_chars or chars})
         tokens = int(refused * tokens_per_char(run.history))
         raise Stop(
             f"the context cannot be made small enough: {refused} characters (about {tokens} "

@@ -1,9 +1,10 @@
 """Answers that nothing supports: each goes back once, with what is missing.
 
 Models, small ones above all, like to give an answer in the very form that was asked for with a
-value that they made up. Whether an answer is true nobody can tell here, but three things are
-certain: that no file was looked at, that the last thing it tried has failed, and that a number
-stands in no result. Who gives the same answer again means it, at the price of one reply.
+value that they made up. Whether an answer is true nobody can tell here, but four things are
+certain: that no file was looked at, that the last thing it tried has failed, that a blank was
+not filled in, and that a number stands in no result. Who gives the same answer again means it, at
+the price of one reply.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from worker.prompts import notice
 
 REASON = "grounding:"
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_BLANK = re.compile(r"\[[a-z]+(?:_[a-z]+)+\]|<[a-z]+(?:_[a-z]+)+>|\{[a-z]+(?:_[a-z]+)+\}")
 _TELLING = 3  # digits; shorter numbers count things that need no result
 _SHOWN = 5
 
@@ -46,11 +48,21 @@ def _fault(history: History, answer: str) -> tuple[str, str]:
     if tried is None:
         return ("files", notice("ungrounded_files")) if has_files(history) else ("", "")
     if _has_failed(tried):
-        return "failed", notice("ungrounded_failed")
+        hints = [result.hint for result in tried.results.values() if result.hint]
+        hint = f"\nhint: {hints[-1]}" if hints else ""
+        return "failed", notice("ungrounded_failed", hint=hint)
+    if blank := _blank(history, answer):
+        return "blanks", notice("ungrounded_blanks", blank=blank)
     made_up = list(dict.fromkeys(made_up_numbers(answer, _seen(history))))[:_SHOWN]
     if made_up:
         return "numbers", notice("ungrounded_numbers", numbers=", ".join(made_up))
     return "", ""
+
+
+def _blank(history: History, answer: str) -> str | None:
+    """A blank of the format that was asked for, which the answer has not filled in."""
+    asked = history.opening[-1].text if history.opening else ""
+    return next((blank for blank in _BLANK.findall(answer) if blank in asked), None)
 
 
 def _is_told(history: History, kind: str) -> bool:

@@ -24,7 +24,7 @@ from worker.fingerprints import (
 )
 from worker.history import History, Turn
 from worker.hooks import Hook, Run
-from worker.messages import FinishReason, ToolCall, ToolResult
+from worker.messages import FinishReason, ResultStatus, ToolCall, ToolResult
 from worker.prompts import notice
 from worker.settings import LoopLimits
 
@@ -186,7 +186,8 @@ class LoopHook(Hook):
             self._stop(run, why, is_first=count == stop)
         elif count == self._limits.nudge * factor:
             key = "repeat_poll" if factor > 1 else "repeat"
-            self._nudge(run, notice(key, count=count), f"repeat:{count}")
+            told = _repeat_failed(turns, count) or notice(key, count=count)
+            self._nudge(run, told, f"repeat:{count}")
 
     def _judge_errors(self, run: Run, turns: Sequence[Turn]) -> None:
         """Count how often the last error came since anything went well."""
@@ -228,6 +229,15 @@ class LoopHook(Hook):
             run.land(notice("landing_loop", why=why), FinishReason.LOOP, why)
         elif is_first:
             run.remark(f"loop detection (observing): would stop: {why}")
+
+
+def _repeat_failed(turns: Sequence[Turn], count: int) -> str | None:
+    """What is said of a call that fails again and again: with the way out, if there is a hint."""
+    failed = [r for r in turns[-1].results.values() if r.status is ResultStatus.ERROR]
+    if not failed:
+        return None
+    hint = f"\nhint: {failed[-1].hint}" if failed[-1].hint else ""
+    return notice("repeat_failed", count=count, hint=hint)
 
 
 def _last_result(turns: Sequence[Turn], key: str) -> ToolResult | None:

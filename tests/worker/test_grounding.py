@@ -23,7 +23,7 @@ LOOK = say(None, ("python_interpreter", {"code": "print(1)"}))
 
 @pytest.fixture
 def drive(tmp_path):
-    def work(model, *, files=("a.csv",), shown="1"):
+    def work(model, *, files=("a.csv",), shown="1", goal="How many rows?"):
         given = [tmp_path / name for name in files]
         for path in given:
             path.write_text("a\n1\n")
@@ -35,9 +35,9 @@ def drive(tmp_path):
             return ok(shown)
 
         store = MemoryStore()
-        store.create(Job(id="j", goal="How many rows?"))
+        store.create(Job(id="j", goal=goal))
         run = Run(History(*store.load("j")), store, store.claim("j", "me", 60.0).generation)
-        for message in assembly.opening("How many rows?", assembly.check_files(given)):
+        for message in assembly.opening(goal, assembly.check_files(given)):
             run.append(MessageAdded(message=message))
         loop = assembly.build(Settings(), model, Workplace(lambda: FakeSandbox(respond=respond)))
         loop.drive(run)
@@ -140,3 +140,14 @@ def test_many_numbers_are_looked_at_quickly():
     began = time.monotonic()
     assert not list(made_up_numbers(answer, seen))
     assert time.monotonic() - began < 5
+
+
+def test_a_blank_of_the_format_that_was_not_filled_in_goes_back(drive):
+    goal = "Answer as @rows[number_of_rows]."
+    run = drive(ScriptedModel([LOOK, say("@rows[number_of_rows]"), say("@rows[1]")]), goal=goal)
+    assert (run.job.answer, sent_back(run)) == ("@rows[1]", ["grounding:blanks"])
+
+
+def test_what_is_no_blank_of_the_format_stands(drive):
+    run = drive(ScriptedModel([LOOK, say("[first_name] is a column"), say("no")]))
+    assert (run.job.answer, sent_back(run)) == ("[first_name] is a column", [])

@@ -81,7 +81,8 @@ def test_input_files_are_there_before_the_model_is_asked_and_are_named(play, tmp
     assert goal == (
         "Count.\n\nFiles in the current folder:\n- a.csv (18 B), first line: city,stars\n"
         "- b.bin (2.0 KiB)\n\n"
-        "Begin with a tool call that loads them and shows what is in them."
+        "Begin with a tool call that loads them, shows their first rows, and "
+        "computes what is asked for."
     )
 
 

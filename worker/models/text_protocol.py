@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from worker.conversation import chars_of
 from worker.errors import ToolsUnsupported
 from worker.messages import Finish, Reply, ToolCall
 from worker.models.base import Model, Request
@@ -53,11 +54,10 @@ class TextProtocol:
             else:
                 return self._read(reply, request)
         left_s = max(0.0, deadline - time.monotonic())
-        reply = self._model.reply(
-            self._text.rewritten(request), timeout_s=left_s, is_cancelled=is_cancelled
-        )
-        reply = reply.model_copy(update={"remarks": (*remarks, *reply.remarks)})
-        return self._read(reply, request)
+        written = self._text.rewritten(request)
+        reply = self._model.reply(written, timeout_s=left_s, is_cancelled=is_cancelled)
+        told = {"remarks": (*remarks, *reply.remarks), "request_chars": chars_of(written.messages)}
+        return self._read(reply.model_copy(update=told), request)
 
     def _is_in_text(self, request: Request) -> bool:
         """Whether it is to be asked in text: it must be, or has made all its calls so."""
