@@ -6,8 +6,9 @@ QUESTIONS is a file in the format of InfiAgent-DABench (https://github.com/InfiA
 object a line with `id`, `question`, `constraints`, `format`, `file_name`, `level` and `answers`;
 its tables are in the folder `tables` beside it. Each question is a job as `caisson run` drives it,
 on the endpoint that is set. What is answered is kept in FOLDER and not asked again, so a run that
-was stopped goes on where it was. `--compare smolagents` asks smolagents' CodeAgent as well: same
-endpoint, number of steps and libraries (`scripts/bench` installs it, and builds its image).
+was stopped goes on where it was; what broke (no engine, no endpoint) is asked again.
+`--compare smolagents` asks smolagents' CodeAgent as well: same endpoint, number of steps and
+libraries (`scripts/bench` installs it, and builds its image).
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from bench.stage import PEERS_PYTHON
 from worker.errors import CaissonError, InputInvalid
 from worker.history import History
 from worker.hooks import Observer
-from worker.messages import Event, Job, Record, ReplyAdded, ResultAdded, Wire
+from worker.messages import Event, Job, Record, ReplyAdded, ResultAdded, Status, Wire
 from worker.runner import JobRequest, run_job
 from worker.settings import Settings, load_settings
 
 OURS, THEIRS = "caisson", "smolagents"
-RIGHT = "right"
+RIGHT, BROKEN = "right", "not answered: it broke"
 _CLOSE = 1e-6
 
 
@@ -148,6 +149,8 @@ def ask_ours(question: Question, table: Path, settings: Settings) -> Attempt:
 
 
 def _why(job: Job, question: Question) -> str:
+    if job.status is Status.DEAD:
+        return BROKEN
     why = graded(job.answer or "", question)
     # An answer counts, however the job came to it; without one the end of the job is the reason.
     return f"no answer: {job.finish_reason}" if why == "no answer" else why
@@ -183,7 +186,7 @@ def ask_theirs(question: Question, table: Path, settings: Settings) -> Attempt:
         agent=THEIRS,
         model=settings.model,
         question=question.id,
-        why=graded(answer, question) if lines else "no answer: it broke",
+        why=graded(answer, question) if lines else BROKEN,
         answer=answer,
         steps=told.get("steps", 0),
         tokens=told.get("tokens", 0),
@@ -251,7 +254,8 @@ def run(
             attempt = kept.get(agent, settings.model, question.id)
             if attempt is None:
                 attempt = AGENTS[agent](question, tables / question.file_name, settings)
-                kept.add(attempt)
+                if attempt.why != BROKEN:
+                    kept.add(attempt)
             attempts.append(attempt)
             print(f"{number:3}/{len(questions)}  {said(attempt)}", flush=True)
     return attempts

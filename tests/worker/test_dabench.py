@@ -116,3 +116,16 @@ def test_a_line_that_is_no_question_is_named(folder, capsys):
     path.write_text(path.read_text() + '{"id": 9}\n')
     assert dabench.main([str(path)]) == 2
     assert capsys.readouterr().err == f"dabench: {path}, line 3: question: Field required\n"
+
+
+@pytest.mark.engine
+def test_what_broke_is_asked_again(folder, asked, capsys, monkeypatch):
+    arguments = [str(folder / "questions.jsonl"), "--out", str(folder / "out"), "--level", "easy"]
+    with monkeypatch.context() as broken:
+        broken.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+        broken.setenv("CAISSON_MODEL_TIMEOUT_S", "1")
+        assert dabench.main(arguments) == 0
+    assert "not answered: it broke" in capsys.readouterr().out
+    assert dabench.main(arguments) == 0
+    assert len(asked) == 2
+    assert "caisson: 1 of 1 right" in capsys.readouterr().out
