@@ -232,13 +232,8 @@ def run_job(
             keep=keeper(_shelf(job, settings), settings),
         )
         run = _claimed(job, observer or Observer(), is_cancelled)
-        opening = assembly.opening(
-            request.goal,
-            files,
-            mounts,
-            network=settings.network,
-            answer_schema=settings.answer_schema,
-        )
+        network, schema = settings.network, settings.answer_schema
+        opening = assembly.opening(request.goal, files, mounts, network, schema)
         return runner.work(run, opening)
     finally:
         place.close()
