@@ -123,6 +123,10 @@ class Station:
         anything was claimed.
         """
         worker, asked_at = self.seen(), clock()
+        if (
+            self.is_draining()
+        ):  # since it was asked to work, perhaps: looking at the host takes time
+            return None
         claim = self.store.claim_next(worker, self.settings.lease_s)
         if claim is None:
             return None

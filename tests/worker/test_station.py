@@ -97,6 +97,12 @@ def containers(job):
                 engine.remove(container)
 
 
+def test_a_worker_that_lets_go_takes_nothing_up_again(yard):
+    job = yard.submit(say("the end"))
+    assert yard.station("one", is_draining=lambda: True).work_next() is None
+    assert yard.store.attempts(job.id) == []
+
+
 def hand_over(yard, job_id):
     """Let a worker begin the job's second call, and then let go of it."""
     draining = threading.Event()
