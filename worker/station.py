@@ -119,13 +119,12 @@ class Station:
     def work_next(self) -> Worked | None:
         """Take the job that is due and work on it, until it ends or is another's.
 
-        None: there was nothing to do. Raises `StoreUnavailable`, and `EngineUnavailable` before
+        None: nothing to do, or it is to let go. Raises `StoreUnavailable`, and `EngineUnavailable` before
         anything was claimed.
         """
         worker, asked_at = self.seen(), clock()
-        if (
-            self.is_draining()
-        ):  # since it was asked to work, perhaps: looking at the host takes time
+        # Asked last: to look at the engine takes time, in which others may have let go of a job.
+        if self.is_draining():
             return None
         claim = self.store.claim_next(worker, self.settings.lease_s)
         if claim is None:
