@@ -119,8 +119,8 @@ class Station:
     def work_next(self) -> Worked | None:
         """Take the job that is due and work on it, until it ends or is another's.
 
-        None: nothing to do, or it is to let go. Raises `StoreUnavailable`, and `EngineUnavailable` before
-        anything was claimed.
+        None: there was nothing to do, or it is to let go. Raises `StoreUnavailable`, and
+        `EngineUnavailable` before anything was claimed.
         """
         worker, asked_at = self.seen(), clock()
         # Asked last: to look at the engine takes time, in which others may have let go of a job.

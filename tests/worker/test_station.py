@@ -100,7 +100,7 @@ def containers(job):
 def test_a_worker_that_lets_go_takes_nothing_up_again(yard):
     job_id = yard.submit(say("the end"))
     assert yard.station("one", is_draining=lambda: True).work_next() is None
-    assert yard.store.attempts(job_id) == []
+    assert not yard.store.attempts(job_id)
 
 
 def hand_over(yard, job_id):
