@@ -94,6 +94,7 @@ class _Process:
     pulse: Pulse | None = None
     heard_at: float = 0.0
     told_at: float | None = None  # to let go
+    is_ready: bool = False  # that it consumes is in the store
     fault: str = ""  # why it is to be started again
     deafness: Deafness = field(default_factory=Deafness)
     unread: bytes = b""
@@ -339,11 +340,7 @@ class Keeper:
     def _listen(self) -> None:
         if self._consumer is None:
             return
-        was_ready = self._consumer.pulse is not None
         for pulse in self._consumer.listen():
-            if not was_ready:
-                _log.info("ready")
-                was_ready = True
             self._revoked.add(pulse.revoked)
             self._dropped.add(pulse.dropped)
             self._lost.add(pulse.lost)
@@ -420,11 +417,19 @@ class Keeper:
         except BrokerUnavailable as error:  # the sweep rings
             _log.warning("%s", error)
 
-    def _see(self) -> None:
-        """Say that this worker lives, as long as its consumer does."""
+    def _see(self) -> float | None:
+        """Say that this worker lives, as long as its consumer does.
+
+        A new consumer is ready once that is stored: from then on checks find it.
+        """
         consumer = self._consumer
-        if consumer is not None and consumer.is_fresh and not consumer.fault and not self._signals:
-            self._store.see(self._seen())
+        if consumer is None or not consumer.is_fresh or consumer.fault or self._signals:
+            return _TICK_S
+        self._store.see(self._seen())
+        if not consumer.is_ready:
+            consumer.is_ready = True
+            _log.info("ready")
+        return None
 
     def _seen(self) -> WorkerSeen:
         """What this worker may give; without an engine it may give nothing, but it lives."""

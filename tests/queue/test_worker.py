@@ -234,6 +234,13 @@ def test_a_job_that_nobody_rang_for_is_found_by_a_sweep(settled):
     assert place.finished(job).status is Status.SUCCEEDED
 
 
+def test_a_worker_that_says_it_is_ready_is_found_in_the_store_at_once(place):
+    worker = place.worker()
+    (seen,) = place.store.workers()
+    assert seen.name in worker.lines[0]
+    assert seen.slots == 2
+
+
 def test_a_worker_without_an_engine_is_seen_and_sweeps_and_is_seen_between_sweeps(
     place_with, monkeypatch
 ):
