@@ -29,7 +29,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.contest import ROOT
-from bench.stage import PEERS_PYTHON
+from bench.setting import PEERS_IMAGE
+from bench.stage import PEERS, PEERS_PYTHON
 from worker.errors import CaissonError, InputInvalid
 from worker.history import History
 from worker.hooks import Observer
@@ -168,13 +169,13 @@ def ask_theirs(question: Question, table: Path, settings: Settings) -> Attempt:
         "timeout_s": settings.model_timeout_s,
     }
     key = settings.api_key.get_secret_value() if settings.api_key else "none"
-    environment = {**os.environ, "OPENAI_API_KEY": key, "OPENAI_BASE_URL": settings.base_url or ""}
+    own = {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": settings.base_url or "", PEERS_IMAGE: PEERS}
     started = time.monotonic()
     done = subprocess.run(
         [str(ROOT / PEERS_PYTHON), "-m", "bench.peers.answers_smolagents"],
         check=False,
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, **own},
         input=json.dumps(asked),
         capture_output=True,
         text=True,

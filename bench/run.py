@@ -28,14 +28,13 @@ from bench.contest import ROOT
 from bench.engine import Raw
 from bench.parts import PARTS
 from bench.setting import IMAGE, PEERS_IMAGE, RUN
-from bench.stage import Stage
+from bench.stage import PEERS, Stage
 from bench.stepping import ENDPOINT
 from bench.targets import targets_of
 from sandbox.engine import Engine
 from sandbox.errors import SandboxError
 from sandbox.types import SandboxSpec
 
-PEERS = "caisson-peers:latest"
 INTERRUPTED, UNAVAILABLE, MISSED = 130, 5, 1
 
 

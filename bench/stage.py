@@ -14,6 +14,7 @@ from bench.figures import p95
 from bench.serve import Samples
 
 PEERS_PYTHON = "build/peers/bin/python"
+PEERS = "caisson-peers:latest"
 OURS = "Caisson"
 NOTICE_S = 1.0
 

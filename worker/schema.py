@@ -5,14 +5,16 @@ accepted and has no effect is worse than none: a keyword or a format that is not
 that is not known, a reference to what is not in the schema (nothing is ever fetched). Names that
 begin with `x-` are remarks.
 
-Not covered: the time that a `pattern` takes, or a schema whose parts refer to each other many
-times over; that is the business of whoever writes it. Patterns are Python's.
+Patterns are Python's. A pattern may take for ever with a text that was made for it, so a value is
+checked in a process of its own, which is ended after a while, where a rule may take long.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, time
 from functools import cache
@@ -51,7 +53,10 @@ _WORDS = {
 }
 _ENFORCED = ("date", "email", "ipv4", "ipv6", "regex", "uuid")  # by the library, as it stands
 MOST_BYTES = 32 * 1024
+CHECK_S = 10.0  # then a value that could not be checked is a fault
+_SLOW = ("pattern", "patternProperties", "uniqueItems", "$ref", "$dynamicRef", "$recursiveRef")
 _SHOWN = 80  # characters of a value
+_TOO_DEEP = "is too deep, or the schema refers to itself without end"
 
 
 def check_schema(schema: object) -> None:
@@ -72,13 +77,47 @@ def check_schema(schema: object) -> None:
 def faults(value: Any, schema: Schema) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
     """Yield (place, what is wrong) for everything in `value` that the schema does not allow.
 
-    The schema must have passed `check_schema`.
+    The schema must have passed `check_schema`. It takes at most `CHECK_S`, and a moment longer
+    than usual where the schema has rules that may take long.
     """
+    text = json.dumps(schema)
+    is_slow = any(f'"{word}"' in text for word in _SLOW)
+    yield from _in_time(value, schema) if is_slow else _faults_in(value, schema)
+
+
+def _in_time(value: Any, schema: Schema) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
+    try:
+        asked = json.dumps([value, schema])
+    except RecursionError:
+        yield "", _TOO_DEEP
+        return
+    code = "from worker.schema import main; main()"
+    command = [sys.executable, "-P", "-c", code]
+    try:
+        done = subprocess.run(
+            command, input=asked, stdout=subprocess.PIPE, timeout=CHECK_S, check=True, text=True
+        )
+    except subprocess.TimeoutExpired:
+        yield "", f"could not be checked within {CHECK_S:g} s: make it simpler"
+    else:
+        yield from (tuple(fault) for fault in json.loads(done.stdout))
+
+
+def main() -> None:
+    """Print the faults of a value: both are JSON, [value, schema] from standard input."""
+    try:
+        found = list(_faults_in(*json.load(sys.stdin)))
+    except RecursionError:
+        found = [("", _TOO_DEEP)]
+    sys.stdout.write(json.dumps(found))
+
+
+def _faults_in(value: Any, schema: Schema) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
     seen: set[tuple[str, str]] = set()
     try:
         errors = sorted(_validator(schema).iter_errors(value), key=relevance, reverse=True)
     except RecursionError:
-        yield "", "is too deep, or the schema refers to itself without end"
+        yield "", _TOO_DEEP
         return
     for error in errors:
         for fault in _faults(best_match([error]) or error):

@@ -16,7 +16,8 @@ from typing import Any
 from smolagents import CodeAgent, OpenAIModel
 from smolagents.monitoring import LogLevel
 
-_IMAGE = "caisson-peers:latest"
+from bench.setting import peers_image
+
 _FOLDER = "/data"
 
 
@@ -41,7 +42,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         executor_type="docker",
         executor_kwargs={
             "port": _free_port(),
-            "image_name": _IMAGE,
+            "image_name": peers_image(),
             "build_new_image": False,
             "container_run_kwargs": {"volumes": shown, "working_dir": _FOLDER},
         },

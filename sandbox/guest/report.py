@@ -19,6 +19,7 @@ MAX_FACTS = 60
 MAX_FACT = 80
 MAX_CAUSES = 3
 WORD = re.compile(r"[^\W\d]\w*")
+_ASSIGNED = re.compile(r"^\s*\w+\s*=(?!=)")
 SYNTAX_ERRORS = (SyntaxError, IndentationError, TabError)
 
 Step = tuple[types.FrameType, int]
@@ -159,13 +160,17 @@ def _named(error: NameError | AttributeError, names: list[str]) -> dict[str, lis
 
 
 def _frame_facts(error: KeyError, steps: list[Step]) -> dict[str, list[Any]]:
-    """The keys at hand: columns of the first table (or keys of the dict) on the failing line."""
+    """The keys at hand: columns of the first table (or keys of the dict) on the failing line.
+
+    The name that the line was to set has an older value, if any.
+    """
     missing = [str(error.args[0])] if error.args else []
     frame, line = steps[-1] if steps else (None, 0)
     if frame is None:
         return {}
     names = {**frame.f_globals, **frame.f_locals}
-    for name in WORD.findall(linecache.getline(frame.f_code.co_filename, line)):
+    text = linecache.getline(frame.f_code.co_filename, line)
+    for name in WORD.findall(_ASSIGNED.sub("", text)):
         keys = _keys(names.get(name))
         if keys is not None:
             return {"frame": [name], "columns": list(keys), "key": missing}

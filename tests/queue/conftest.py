@@ -164,7 +164,10 @@ class Place:
 
     @property
     def environment(self):
-        own = {f"CAISSON_{name.upper()}": str(value) for name, value in self.options.items()}
+        own = {
+            f"CAISSON_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in self.options.items()
+        }
         kept = {k: v for k, v in os.environ.items() if not k.startswith(PARTS)}
         return {**kept, **own}
 

@@ -38,6 +38,9 @@ semi = pd.read_csv("semi.csv")
 bom = pd.read_csv("bom.csv", encoding="latin-1")
 sales = pd.read_csv("sales.csv")
 money = pd.Series(["$1,200", "$900"])
+ranges = pd.DataFrame({"No. (a)": ["298[110-510]", "7"], "b": ["3 (est.)", None]})
+prices = pd.DataFrame({"p": ["$1,200", "$900"], "q": ["12%", "7%"]})
+x = prices  # an older value of what lines assign to
 """
 PLOT = "import matplotlib.pyplot as plt; fig, ax = plt.subplots({}); "
 LINEAR = "from sklearn.linear_model import LinearRegression as L; "
@@ -401,6 +404,31 @@ def test_what_commands_complain_of_has_its_hint(container, command, expected):
     execution = container.shell(command, timeout_s=1 if "sleep" in command else 25)
     said = hint(execution, command)
     assert said is None if expected is None else expected in (said or ""), execution.output
+
+
+MENDED = [
+    ("x = ranges['No. (a)'].astype('Int64')", "x.tolist() == [298, 7]"),
+    ("x = ranges['No. (a)'].astype(int).max()", "x == 298"),
+    ("x = ranges['b'].dropna().astype(float).sum()", "x == 3"),
+    ("x = pd.to_numeric(ranges['No. (a)']).sum()", "x == 305"),
+    ("x = ranges[['No. (a)', 'b']].astype(float)", "x.sum().tolist() == [305, 3]"),
+    ("x = prices['p'].astype(int)", "x.tolist() == [1200, 900]"),
+    ("x = pd.to_numeric(prices['p'])", "x.sum() == 2100"),
+    ("x = prices[['p', 'q']].astype('float64')", "x.sum().tolist() == [2100, 19]"),
+    ("x = sales['Amount'].tolist()", "x == ['1', 'x']"),
+    ("x = df['fare'].sum()", "x == 6"),
+]
+
+
+@pytest.mark.parametrize(("line", "holds"), MENDED)
+def test_the_line_that_a_hint_gives_is_right(ready, line, holds):
+    failed = ready.python(line)
+    assert failed.outcome == "error"
+    said = hint(failed, line)
+    _, found, better = said.partition("write the line as: ")
+    assert found, said
+    done = ready.python(f"{better}\nbool({holds})")
+    assert done.value == "True", (better, done.error, done.value)
 
 
 def test_a_name_lost_with_the_interpreter_is_said_to_be_lost(ready):

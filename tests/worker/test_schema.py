@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 
+from worker import schema
 from worker.errors import InputInvalid
 from worker.schema import check_schema, faults
 from worker.signatures import describe
@@ -136,3 +138,28 @@ def test_arguments_are_described_in_one_line():
     assert describe(schema) == (
         '{"a": integer or null; "b": array of one of x, y, optional; "c": any value, optional}'
     )
+
+
+SLOW = {"type": "object", "properties": {"name": {"type": "string", "pattern": "^(a+)+$"}}}
+
+
+def test_a_pattern_that_never_ends_is_a_fault_within_its_time(monkeypatch):
+    monkeypatch.setattr(schema, "CHECK_S", 2.0)
+    started = time.monotonic()
+    ((place, fault),) = faults({"name": "a" * 40 + "!"}, SLOW)
+    assert (place, fault) == ("", "could not be checked within 2 s: make it simpler")
+    assert time.monotonic() - started < 10
+
+
+def test_rules_that_may_take_long_are_enforced_as_any_other():
+    assert list(faults({"name": "aaa"}, SLOW)) == []
+    ((place, fault),) = faults({"name": "b\ud800"}, SLOW)
+    assert place == "name"
+    assert "does not match" in fault
+    unique = {"type": "array", "uniqueItems": True}
+    ((_, fault),) = faults([{"a": 1}, {"a": 1}], unique)
+    assert "non-unique" in fault
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    assert [why for _, why in faults(deep, unique)] == [schema._TOO_DEEP]

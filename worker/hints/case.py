@@ -15,6 +15,7 @@ from worker.prompts import hint_text
 from worker.sizes import said_bytes
 
 _MAX_NAMES, _MAX_CHARS = 40, 600
+_MOST_MENDED = 300  # characters of a line that is shown as it should be
 _TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?:.*\n)*?"
     r"(?:^ +(?P<source>\S.*)\n(?:^ +[\^~ ]+\n)?)?"
@@ -89,6 +90,13 @@ def listing(key: str, wanted: list[str], names: tuple[str, ...]) -> str:
     if close := closest(wanted, names):
         return hint_text(f"{key}_closest", names=shown, closest=said_names(close))
     return hint_text(key, names=shown)
+
+
+def mended(case: Case, line: str) -> str:
+    """How the failing line is to be written, for the end of a hint; nothing for long ones."""
+    if line == case.source or len(line) > _MOST_MENDED:
+        return ""
+    return hint_text("mended", line=line)
 
 
 def said_names(names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import ast
 import difflib
 import re
 
-from worker.hints.case import Case, Rule, closest, listing, said_names
+from worker.hints.case import Case, Rule, closest, listing, mended, said_names
 from worker.prompts import hint_text
 
 _ALIASES = {
@@ -106,7 +106,6 @@ _INSTEAD = {
     "google": "the files in the current folder",
     "kaggle": "the files in the current folder",
 }
-_MOST_MENDED = 300  # characters of a line that is shown as it should be
 _WRITES = re.compile(
     r"""open\(.*['"][rwxa]?b?[wxa+]b?\+?['"]|savefig|\.to_(?:csv|excel|json|pickle|html)|"""
     r"np\.save|\.save\(|\.write_(?:text|bytes)|imsave|\.dump\("
@@ -163,19 +162,19 @@ def _listed(case: Case, wanted: list[str], columns: tuple[str, ...]) -> str:
     spaced = [name for name in closest(wanted, columns) if name.strip() in wanted]
     if any(name != name.strip() for name in spaced):
         text += hint_text("column_spaces", frame=next(iter(case.fact("frame")), "df"))
-    return text + _mended(case, wanted, closest(wanted, columns))
+    return text + _respelt(case, wanted, closest(wanted, columns))
 
 
-def _mended(case: Case, wanted: list[str], close: tuple[str, ...]) -> str:
+def _respelt(case: Case, wanted: list[str], close: tuple[str, ...]) -> str:
     """The failing line with the one name that can be meant: it differs in case or signs alone."""
-    if len(wanted) != 1 or len(close) != 1 or len(case.source) > _MOST_MENDED:
+    if len(wanted) != 1 or len(close) != 1:
         return ""
     if _letters(wanted[0]) != _letters(close[0]):
         return ""
     line = case.source
     for quote in "'\"":
         line = line.replace(f"{quote}{wanted[0]}{quote}", repr(close[0]))
-    return hint_text("mended", line=line) if line != case.source else ""
+    return mended(case, line)
 
 
 def _letters(name: str) -> str:

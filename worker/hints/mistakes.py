@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from worker.hints.case import Case
+from worker.hints.case import Case, mended
 from worker.prompts import mistakes
 
 
@@ -14,12 +14,18 @@ class _Row(NamedTuple):
     says: re.Pattern[str]
     line: re.Pattern[str]
     hint: str
+    instead: str | None
 
 
 @cache
 def _rows() -> tuple[_Row, ...]:
     return tuple(
-        _Row(re.compile(row["says"]), re.compile(row.get("line", "")), row["hint"])
+        _Row(
+            re.compile(row["says"]),
+            re.compile(row.get("line", "")),
+            row["hint"],
+            row.get("instead"),
+        )
         for row in mistakes()
     )
 
@@ -30,5 +36,16 @@ def mistake(case: Case) -> str | None:
         return None
     for row in _rows():
         if (said := row.says.search(case.told)) and (line := row.line.search(case.source)):
-            return row.hint.format(**said.groupdict(), **line.groupdict())
+            blanks = {**said.groupdict(), **line.groupdict()}
+            return row.hint.format(**blanks) + _mended(case, line, row.instead, blanks)
     return None
+
+
+def _mended(
+    case: Case, found: re.Match[str], instead: str | None, blanks: dict[str, str | None]
+) -> str:
+    """The failing line with what was found in it replaced."""
+    if instead is None:
+        return ""
+    start, end = found.span()
+    return mended(case, case.source[:start] + instead.format(**blanks) + case.source[end:])
