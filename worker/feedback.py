@@ -6,6 +6,9 @@ KeyError: 'reviews'
 hint: columns are review_count, stars, city; closest: review_count
 output:
 …
+
+Where a line can be mended for certain, the whole call stands at the end, mended: small models act
+on what they read last; told of a fault, they repeat the call or make an answer up.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandbox.types import Execution, FileInfo, Interpreter, Outcome
-from worker.hints import hint
+from worker.hints import Advice, advise, hint
 from worker.messages import ResultStatus
+from worker.prompts import hint_text
 from worker.sizes import said_bytes
 
 __all__ = ["Observation", "hint", "render"]
@@ -47,15 +51,13 @@ class Observation:
 
 def render(seen: Observation) -> tuple[str, str | None]:
     """The text for the model, and the hint that is in it."""
-    advice = seen.hint
+    advice = _advice(seen)
+    call = advice.mended(seen.code or "")
     lines = [_status_line(seen)]
     if seen.execution is not None:
-        advice = advice or hint(
-            seen.execution, seen.code, lost_names=seen.lost_names, network=seen.network
-        )
         lines += _error_lines(seen.execution)
-    if advice:
-        lines.append(f"hint: {advice}")
+    if advice.text:
+        lines.append(f"hint: {advice.text if call else advice.said}")
     if seen.repaired:
         lines.append(f"note: your call had to be repaired: {seen.repaired}")
     lines += _file_lines(seen.files)
@@ -63,7 +65,16 @@ def render(seen: Observation) -> tuple[str, str | None]:
         lines += _output_lines(seen.execution, seen.number)
     if seen.text:
         lines.append(seen.text)
-    return "\n".join(lines), advice
+    if call:
+        lines.append(hint_text("call", code=call))
+    return "\n".join(lines), advice.said or None
+
+
+def _advice(seen: Observation) -> Advice:
+    if seen.hint or seen.execution is None:
+        return Advice(seen.hint or "")
+    advice = advise(seen.execution, seen.code, lost_names=seen.lost_names, network=seen.network)
+    return advice or Advice("")
 
 
 def _status_line(seen: Observation) -> str:

@@ -1,12 +1,14 @@
-"""Keep tables and arrays short by the options of their libraries, set as soon as one is loaded.
+"""Fit libraries for being read by a model, as soon as one is loaded.
 
-Not when a value is shown: code that prints a table has loaded its library in the same call, and
+Tables and arrays are kept short, and what gets lost is told (`losses`). Not when a value is shown: code that prints a table has loaded its library in the same call, and
 what a job has chosen for itself must stay.
 """
 
 from __future__ import annotations
 
 import sys
+
+from .losses import tell_losses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +29,10 @@ NUMPY = {"threshold": 200, "edgeitems": 3, "linewidth": 120}
 
 def watch_imports() -> None:
     """Set the options of what is loaded already, and of the rest when it is."""
-    for name, shorten in SHORTENERS.items():
+    for name, fit in FITTINGS.items():
         module = sys.modules.get(name)
         if module is not None:
-            _safely(shorten, module)
+            _safely(fit, module)
     sys.meta_path.insert(0, _Finder())
 
 
@@ -40,7 +42,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in SHORTENERS:
+        if name not in FITTINGS:
             return None
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
@@ -67,21 +69,22 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        _safely(SHORTENERS[module.__name__], module)
+        _safely(FITTINGS[module.__name__], module)
 
 
-def _shorten_pandas(pandas: Any) -> None:
+def _fit_pandas(pandas: Any) -> None:
     for name, value in PANDAS.items():
         pandas.set_option(name, value)
+    tell_losses(pandas)
 
 
-def _shorten_numpy(numpy: Any) -> None:
+def _fit_numpy(numpy: Any) -> None:
     numpy.set_printoptions(**NUMPY)
 
 
-SHORTENERS: dict[str, Callable[[Any], None]] = {
-    "pandas": _shorten_pandas,
-    "numpy": _shorten_numpy,
+FITTINGS: dict[str, Callable[[Any], None]] = {
+    "pandas": _fit_pandas,
+    "numpy": _fit_numpy,
 }
 
 
@@ -90,4 +93,4 @@ def _safely(change: Callable[[Any], None], module: Any) -> None:
     try:
         change(module)
     except Exception as error:
-        print(f"display options of {module} not set: {error}", file=sys.stderr)
+        print(f"{module} could not be fitted: {error}", file=sys.stderr)

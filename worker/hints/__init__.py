@@ -9,30 +9,33 @@ are in `prompts/hints.toml` and `prompts/mistakes.toml`.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from sandbox.types import Execution, Interpreter, Outcome
-from worker.hints.case import Case, Rule
+from worker.hints.case import Advice, Case, Rule
 from worker.hints.facts import FACTS
 from worker.hints.fine import FINE, quiet
 from worker.hints.mistakes import mistake
 from worker.hints.sandbox import SANDBOX, ended, expression
+
+__all__ = ["Advice", "advise", "hint"]
 
 _LINE_END = re.compile(r"\s*[\r\n]\s*")
 _MOST_CHARS = 1000
 _FAILED: tuple[Rule, ...] = (ended, mistake, *FACTS, *SANDBOX)
 
 
-def hint(
+def advise(
     execution: Execution,
     code: str | None = None,
     *,
     lost_names: tuple[str, ...] = (),
     network: str = "none",
     is_for_person: bool = False,
-) -> str | None:
-    """One line on what to do about `execution`, or None when there is nothing worth saying.
+) -> Advice | None:
+    """What to do about `execution`, or None when there is nothing worth saying.
 
-    `code` is what ran; `lost_names` are variables that earlier calls of the job have lost;
+    `code` is what ran; `lost_names` are variables that earlier calls of the job have lost.
     A person, unlike a model, does not take it for a fault when a call that went well shows nothing,
     and gives more time by an option of the command line.
     """
@@ -45,4 +48,13 @@ def hint(
     if execution.interpreter is Interpreter.NONE and execution.exit_code is None:
         rules = (expression,)
     said = next((text for rule in rules if (text := rule(case))), None)
-    return said and _LINE_END.sub(" ", said)[:_MOST_CHARS]
+    if said is None:
+        return None
+    advice = Advice(said) if isinstance(said, str) else said
+    return advice._replace(text=_LINE_END.sub(" ", advice.text)[:_MOST_CHARS])
+
+
+def hint(execution: Execution, code: str | None = None, **known: Any) -> str | None:  # noqa: ANN401
+    """One line of advice, or None; see `advise`."""
+    advice = advise(execution, code, **known)
+    return advice and advice.said

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from sandbox.types import Execution
 from worker.prompts import hint_text
@@ -16,6 +17,7 @@ from worker.sizes import said_bytes
 
 _MAX_NAMES, _MAX_CHARS = 40, 600
 _MOST_MENDED = 300  # characters of a line that is shown as it should be
+_MOST_CODE = 2000  # characters of a call that is shown as it should be
 _TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?:.*\n)*?"
     r"(?:^ +(?P<source>\S.*)\n(?:^ +[\^~ ]+\n)?)?"
@@ -81,7 +83,28 @@ class Case:
         return self.execution.error.facts if self.execution.error else {}
 
 
-Rule = Callable[[Case], str | None]
+class Advice(NamedTuple):
+    """What to do, and where that is certain the line to write in place of `old`."""
+
+    text: str
+    old: str = ""
+    new: str = ""
+
+    @property
+    def said(self) -> str:
+        return self.text + (hint_text("mended", line=self.new) if self.new else "")
+
+    def mended(self, code: str) -> str:
+        """The code with its line mended; empty when that cannot be done, or would be long."""
+        lines = code.splitlines()
+        at = [number for number, line in enumerate(lines) if line.strip() == self.old]
+        if not self.new or len(at) != 1 or "```" in code or len(code) > _MOST_CODE:
+            return ""
+        lines[at[0]] = lines[at[0]].replace(self.old, self.new)
+        return "\n".join(lines)
+
+
+Rule = Callable[[Case], Advice | str | None]
 
 
 def listing(key: str, wanted: list[str], names: tuple[str, ...]) -> str:
@@ -92,11 +115,9 @@ def listing(key: str, wanted: list[str], names: tuple[str, ...]) -> str:
     return hint_text(key, names=shown)
 
 
-def mended(case: Case, line: str) -> str:
-    """How the failing line is to be written, for the end of a hint; nothing for long ones."""
-    if line == case.source or len(line) > _MOST_MENDED:
-        return ""
-    return hint_text("mended", line=line)
+def mended(text: str, old: str, new: str) -> Advice:
+    """Advice to write a line as `new`, unless it is no other line or long."""
+    return Advice(text) if old == new or len(new) > _MOST_MENDED else Advice(text, old, new)
 
 
 def said_names(names: Iterable[str]) -> str:

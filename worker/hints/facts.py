@@ -9,7 +9,7 @@ import ast
 import difflib
 import re
 
-from worker.hints.case import Case, Rule, closest, listing, mended, said_names
+from worker.hints.case import Advice, Case, Rule, closest, listing, mended, said_names
 from worker.prompts import hint_text
 
 _ALIASES = {
@@ -141,7 +141,7 @@ def _missing(module: str) -> str:
 # ---- columns and keys
 
 
-def _key(case: Case) -> str | None:
+def _key(case: Case) -> Advice | str | None:
     if case.type != "KeyError":
         return None
     if re.search(r"\)\[-?\d+\]", case.source) and re.fullmatch(r"-?\d+", case.message):
@@ -155,26 +155,24 @@ def _key(case: Case) -> str | None:
     return next((text for text in said if text), None) or _listed(case, wanted, columns)
 
 
-def _listed(case: Case, wanted: list[str], columns: tuple[str, ...]) -> str:
+def _listed(case: Case, wanted: list[str], columns: tuple[str, ...]) -> Advice | str:
     if re.search(r"\.(?:loc|at)\[", case.source) and not closest(wanted, columns):
         return hint_text("row")
     text = listing("column", wanted, columns)
     spaced = [name for name in closest(wanted, columns) if name.strip() in wanted]
     if any(name != name.strip() for name in spaced):
         text += hint_text("column_spaces", frame=next(iter(case.fact("frame")), "df"))
-    return text + _respelt(case, wanted, closest(wanted, columns))
+    return mended(text, case.source, _respelt(case, wanted, closest(wanted, columns)))
 
 
 def _respelt(case: Case, wanted: list[str], close: tuple[str, ...]) -> str:
     """The failing line with the one name that can be meant: it differs in case or signs alone."""
-    if len(wanted) != 1 or len(close) != 1:
-        return ""
-    if _letters(wanted[0]) != _letters(close[0]):
-        return ""
     line = case.source
+    if len(wanted) != 1 or len(close) != 1 or _letters(wanted[0]) != _letters(close[0]):
+        return line
     for quote in "'\"":
         line = line.replace(f"{quote}{wanted[0]}{quote}", repr(close[0]))
-    return mended(case, line)
+    return line
 
 
 def _letters(name: str) -> str:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from worker.hints.case import Case, Rule, said_names
+from worker.hints.case import Advice, Case, Rule, mended, said_names
 from worker.hints.sandbox import INSTALLS, PROCESSES
 from worker.prompts import hint_text
 
@@ -25,6 +25,14 @@ _VALUES = (
     (r"\A<pandas\.core\.groupby", "not_aggregated"),
     (r"\AEmpty DataFrame|\ASeries\(\[\], ", "no_rows"),
     (r"\A(?:np\.float64\()?nan\)?\Z", "only_nan"),
+)
+
+_LOST = re.compile(
+    r"(?P<how>to_\w+)\(errors='coerce'\) made NaN of \d+ of \d+ values, such as (?P<value>'[^\n]*)"
+)
+_BEGINS = re.compile(r"'-?\d[\d.]*\s?[(\[~±;A-Za-z]")
+_COERCE = re.compile(
+    r"(?:pd|pandas)\.to_numeric\((?P<column>\w+\[['\"][^'\"]+['\"]\]),\s*errors=['\"]coerce['\"]\)"
 )
 
 
@@ -48,11 +56,18 @@ def _copied(case: Case) -> str | None:
     return hint_text("copied") if is_warned else None
 
 
-def _coerced(case: Case) -> str | None:
-    """Values that could not be read are gone without a word, and nobody has counted them."""
-    is_coerced = re.search(r"errors\s*=\s*['\"]coerce['\"]", case.code)
-    is_counted = re.search(r"\.(?:isna|isnull|notna|notnull|count|info)\(", case.code)
-    return hint_text("coerced") if is_coerced and not is_counted else None
+def _coerced(case: Case) -> Advice | str | None:
+    """Values could not be read and are gone, which a warning of the guest's has told."""
+    found = _LOST.search(case.execution.output)
+    if found is None:
+        return None
+    if found["how"] != "to_numeric" or not _BEGINS.match(found["value"]):
+        return hint_text("coerced", value=found["value"])
+    line = next((line.strip() for line in case.code.splitlines() if _COERCE.search(line)), "")
+    # what was converted before must be as it was in the file, or the mended line would fail
+    better = _COERCE.sub(r"\g<column>.str.extract(r'(-?[0-9.]+)')[0].astype(float)", line)
+    text = hint_text("coerced_number", value=found["value"])
+    return mended(text, line, better if ".read_" in case.code else line)
 
 
 def _value(case: Case) -> str | None:
@@ -130,7 +145,4 @@ def _said(node: ast.expr) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-FINE: tuple[Rule, ...] = (
-    *(_crowded, _installed_nothing, _show, _copied, _value, quiet),
-    _coerced,  # it says the least, and goes with what was shown
-)
+FINE: tuple[Rule, ...] = (*(_crowded, _installed_nothing, _coerced, _show, _copied, _value, quiet),)

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-from worker.hints.case import Case, mended
+from worker.hints.case import Advice, Case, mended
 from worker.prompts import mistakes
 
 
@@ -30,22 +30,17 @@ def _rows() -> tuple[_Row, ...]:
     )
 
 
-def mistake(case: Case) -> str | None:
-    """The hint of the first row that fits."""
+def mistake(case: Case) -> Advice | None:
+    """The advice of the first row that fits."""
     if not case.type:
         return None
     for row in _rows():
         if (said := row.says.search(case.told)) and (line := row.line.search(case.source)):
             blanks = {**said.groupdict(), **line.groupdict()}
-            return row.hint.format(**blanks) + _mended(case, line, row.instead, blanks)
+            text = row.hint.format(**blanks)
+            if row.instead is None:
+                return Advice(text)
+            start, end = line.span()
+            better = case.source[:start] + row.instead.format(**blanks) + case.source[end:]
+            return mended(text, case.source, better)
     return None
-
-
-def _mended(
-    case: Case, found: re.Match[str], instead: str | None, blanks: dict[str, str | None]
-) -> str:
-    """The failing line with what was found in it replaced."""
-    if instead is None:
-        return ""
-    start, end = found.span()
-    return mended(case, case.source[:start] + instead.format(**blanks) + case.source[end:])
