@@ -61,7 +61,15 @@ def test_an_address_that_speaks_no_tls(run, httpserver):
     ("env", "says"),
     [
         ({"OPENAI_BASE_URL": "localhost:1/v1"}, "OPENAI_BASE_URL = 'localhost:1/v1' is no http"),
+        ({"OPENAI_BASE_URL": "http://localhost:1/v1/chat/completions"}, "leave that out"),
+        (
+            {"OPENAI_BASE_URL": "http://localhost:70000/v1"},
+            "write it like http://localhost:8000/v1",
+        ),
+        ({"OPENAI_BASE_URL": f"http://localhost:1/v1?key={KEY}"}, "has a ? or a #"),
         ({"CAISSON_MODELS": '{"far": {"stream": 3}}'}, "models.far.stream"),
+        ({"CAISSON_MODELS": f'{{"far": {{"api_key_env": "{KEY}"}}}}'}, "models.far.api_key_env"),
+        ({"CAISSON_MAX_COST": "1"}, "CAISSON_PRICES"),
         ({"SSL_CERT_FILE": "/no/such.pem"}, "SSL_CERT_FILE"),
     ],
 )

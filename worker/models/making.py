@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.endpoints import ModelChoice, is_address
+from worker.endpoints import ModelChoice, address_fault
 from worker.errors import InputInvalid
 from worker.models.base import Model
 from worker.models.slots import Slots
@@ -47,9 +47,9 @@ def _check(choice: ModelChoice) -> None:
         raise InputInvalid(
             f"no endpoint: set {choice.key_name}, or {choice.url_name} for one's own"
         )
-    if choice.base_url and not is_address(choice.base_url):
-        shown = without_password(choice.base_url)
-        raise InputInvalid(f"{choice.url_name} = {shown!r} is no http(s) address")
+    if choice.base_url and (fault := address_fault(choice.base_url)):
+        shown = without_password(choice.base_url.partition("?")[0])
+        raise InputInvalid(f"{choice.url_name} = {shown!r} {fault}")
     key = choice.api_key.get_secret_value() if choice.api_key else ""
     if not (key.isascii() and key.isprintable()) or " " in key:  # it is never shown
         raise InputInvalid(f"{choice.key_name} has characters that no key has, or a line end")
