@@ -105,11 +105,27 @@ def _introduce(settings: Settings, name: str, slots: int) -> None:
     log.info("database  %s", without_password(settings.database))
     log.info("broker    %s", shown_broker(settings))
     log.info("engine    %s", _engine(settings))
+    log.info("model     %s", asked_model(settings))
     log.info("slots     %d; sandboxes may reserve %s of memory and %g CPUs", slots, memory, cpus)
     log.info("spares    %s", spares.said(settings, slots))
     versions = {package: version(package) for package in ("celery", "kombu", "redis", "docker")}
     said = ", ".join(f"{package} {number}" for package, number in versions.items())
     log.info("versions  Python %s, %s", platform.python_version(), said)
+
+
+def asked_model(settings: Settings) -> str:
+    """Which model is asked for jobs that bring none, and where; or what must be set for that."""
+    from worker.models.making import OPENAI, check
+    from worker.urls import without_password
+
+    if not settings.model:
+        return "none: jobs have to bring one, or a recording (CAISSON_MODEL)"
+    choice = settings.choice(settings.model)
+    try:
+        check(choice)
+    except InputInvalid as error:  # jobs may bring another
+        return f"cannot be asked: {error}"
+    return f"{choice.model} at {without_password(choice.base_url or OPENAI)}"
 
 
 def _engine(settings: Settings) -> str:

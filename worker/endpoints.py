@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -14,6 +15,10 @@ _ADDRESS = re.compile(
     r"https?://(?:[^/\s@]*@)?(?:\[[0-9a-f:.]+\]|[^/\s:@\[\]?#%]+)(?::\d{1,5})?(?:/\S*)?",
     re.IGNORECASE,
 )
+_ADDED = "/chat/completions"
+# In capitals, as such variables are named, because most keys have other letters: a key that was
+# written here by mistake would be shown as a name is.
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 def no_switch(value: object) -> object:
@@ -23,9 +28,23 @@ def no_switch(value: object) -> object:
     return value
 
 
-def is_address(url: str) -> bool:
-    """Whether it can be the address of an endpoint."""
-    return _ADDRESS.fullmatch(url) is not None
+def address_fault(url: str) -> str:
+    """What keeps it from being the address of an endpoint; empty where nothing does."""
+    if _ADDRESS.fullmatch(url) is None or not _has_port(url):
+        return "is no http(s) address; write it like http://localhost:8000/v1"
+    if "?" in url or "#" in url:
+        return "has a ? or a #; leave out what begins there: a path is added to it"
+    if url.rstrip("/").endswith(_ADDED):
+        return f"ends in {_ADDED}, which is added to it; leave that out"
+    return ""
+
+
+def _has_port(url: str) -> bool:
+    """Whether the port that is written, if any, is one that a server can have."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 class Price(Record):
@@ -68,9 +87,19 @@ class ModelEntry(Record):
     @field_validator("base_url")
     @classmethod
     def _is_address(cls, url: str | None) -> str | None:
-        if url is not None and not is_address(url):
-            raise ValueError("is no http(s) address")
+        if url is not None and (fault := address_fault(url)):
+            raise ValueError(fault)
         return url
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_variable(cls, name: str | None) -> str | None:
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                "is no name of a variable, in capitals like MY_API_KEY; "
+                "the key itself would be api_key"
+            )
+        return name
 
     @model_validator(mode="before")
     @classmethod

@@ -96,7 +96,6 @@ _FAULTS = {  # in our words; pydantic's are kept where they say more
     "dict_type": "is not a table",
     "model_type": "is not a table",
     "missing": "is missing",
-    "extra_forbidden": "is not known",
 }
 MAX_CALL_S = 86_400  # what `sandbox.types.Limits` takes
 MOST = 2**40  # bytes of a sandbox: what a store counts with, so that no sum of them overflows
@@ -133,6 +132,8 @@ _WORKERS_OWN = {
 }
 THE_JOB = "the job"
 _SECRETS = {"api_key", "database_url", "broker_url", "result_url"}
+_KEYED = _SECRETS | {"base_url", "api_key_env"}  # what a key may stand in, by mistake or not
+_ENTRIES: dict[str, type[Record]] = {"models": ModelEntry, "prices": Price}
 _SIZES = {
     *("memory", "workspace_size", "tmp_size", "max_artifact_bytes", "share_memory"),
     *("pool_memory", "max_result_bytes"),
@@ -399,7 +400,10 @@ class Settings(BaseSettings):
     def _agrees(self) -> Settings:
         free = next((name for name in self.asked if self.choice(name).price is None), None)
         if self.max_cost is not None and free is not None:
-            raise ValueError(f"max_cost needs a price for {free!r} in the table [prices]")
+            raise ValueError(
+                f"max_cost needs a price for {free!r}; set [prices.{json.dumps(free)}] in "
+                f"caisson.toml or {PREFIX}PRICES"
+            )
         if not self.loop_nudge <= self.loop_block <= self.loop_stop:
             raise ValueError("loop_nudge <= loop_block <= loop_stop must hold")
         if self.loop_error_nudge > self.loop_error_stop:
@@ -725,6 +729,8 @@ def _explain(error: ValidationError, values: dict[str, Any], origins: dict[str, 
     if not first["loc"]:
         return f"settings do not agree: {first['msg'].removeprefix('Value error, ')}"
     name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return _no_such_key(first["loc"], origins.get(name, "default"))
     why = _why(first, is_size=name in _SIZES)
     if (origin := origins.get(name, "default")) == COMMAND_LINE:
         option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
@@ -732,6 +738,13 @@ def _explain(error: ValidationError, values: dict[str, Any], origins: dict[str, 
         return f"{option} {given!r}: {why}" if given == "" else f"{option} {given}: {why}"
     place, shown = _place(first["loc"], values)
     return f"{place}{shown} ({origin}): {why}; {_remedy(name)}"
+
+
+def _no_such_key(loc: tuple[int | str, ...], origin: str) -> str:
+    """What to say of a key that an entry of a table cannot have."""
+    known = _ENTRIES[str(loc[0])].model_fields
+    near = nearest(str(loc[-1]), known) or f"; there are {', '.join(known)}"
+    return f"{'.'.join(map(str, loc))} ({origin}): no such key{near}"
 
 
 def _place(loc: tuple[int | str, ...], values: dict[str, Any]) -> tuple[str, str]:
@@ -749,8 +762,8 @@ def _place(loc: tuple[int | str, ...], values: dict[str, Any]) -> tuple[str, str
 def _may_be_shown(loc: tuple[int | str, ...]) -> bool:
     """Whether what stands there cannot have a secret in it, not even by mistake."""
     if loc[0] == "models":
-        return loc[-1] in ModelEntry.model_fields.keys() - _SECRETS - {"base_url"}
-    return loc[0] not in _SECRETS | {"base_url"}
+        return loc[-1] in ModelEntry.model_fields.keys() - _KEYED
+    return loc[0] not in _KEYED
 
 
 def _why(error: ErrorDetails, *, is_size: bool) -> str:

@@ -214,7 +214,10 @@ class Trace(View):
         if job.model:
             self._line(Text.assemble(("model ", "dim"), safe(job.model)))
         self._line()
-        self._block(Text(safe(goal).strip(), style="bold"), _INDENT)
+        text = Text(safe(goal).strip(), style="dim")
+        if text.plain.startswith(own := safe(job.goal).strip()):
+            text.stylize("not dim bold", 0, len(own))  # what follows, the model alone needs
+        self._block(text, _INDENT)
 
     def _reply(self, event: ReplyAdded, history: History) -> None:
         self._release()

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.worker.served import answer
+from worker.cli_worker import asked_model
+from worker.settings import Settings
 from worker.testing import say
 
 UNISOLATED = {"CAISSON_DRIVER": "process", "CAISSON_ALLOW_UNISOLATED": "true"}
@@ -61,7 +63,15 @@ def test_an_address_that_speaks_no_tls(run, httpserver):
     ("env", "says"),
     [
         ({"OPENAI_BASE_URL": "localhost:1/v1"}, "OPENAI_BASE_URL = 'localhost:1/v1' is no http"),
+        ({"OPENAI_BASE_URL": "http://localhost:1/v1/chat/completions"}, "leave that out"),
+        (
+            {"OPENAI_BASE_URL": "http://localhost:70000/v1"},
+            "write it like http://localhost:8000/v1",
+        ),
+        ({"OPENAI_BASE_URL": f"http://localhost:1/v1?key={KEY}"}, "has a ? or a #"),
         ({"CAISSON_MODELS": '{"far": {"stream": 3}}'}, "models.far.stream"),
+        ({"CAISSON_MODELS": f'{{"far": {{"api_key_env": "{KEY}"}}}}'}, "models.far.api_key_env"),
+        ({"CAISSON_MAX_COST": "1"}, "CAISSON_PRICES"),
         ({"SSL_CERT_FILE": "/no/such.pem"}, "SSL_CERT_FILE"),
     ],
 )
@@ -71,6 +81,26 @@ def test_a_setting_that_cannot_be(run, env, says):
     assert says in ended.err
     assert ended.err.count("\n") == 1, ended.err
     assert KEY not in ended.err + ended.out
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "none: jobs have to bring one, or a recording (CAISSON_MODEL)"),
+        ({"model": "m"}, "cannot be asked: no endpoint: set OPENAI_API_KEY, or OPENAI_BASE_URL"),
+        ({"model": "m", "base_url": "x:1/v1"}, "cannot be asked: OPENAI_BASE_URL = 'x:1/v1' is no"),
+        ({"model": "m", "api_key": KEY}, "m at https://api.openai.com/v1"),
+        ({"model": "m", "base_url": f"http://u:{KEY}@h/v1"}, "m at http://u:***@h/v1"),
+        (
+            {"model": "near", "models": {"near": {"model": "m", "base_url": "http://h/v1"}}},
+            "m at http://h/v1",
+        ),
+    ],
+)
+def test_a_worker_says_at_its_start_which_model_it_asks(settings, says):
+    said = asked_model(Settings(**settings))
+    assert said.startswith(says)
+    assert KEY not in said
 
 
 def test_a_fallback_is_shown_with_what_it_cost(caisson, httpserver, tmp_path):

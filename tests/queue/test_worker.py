@@ -60,6 +60,7 @@ def test_it_says_what_it_is_works_and_ends(place):
     for part in ("caisson 0.", "database  sqlite:///", "broker    of its own", "slots     2;"):
         assert part in said
     assert "spares    none (driver process)" in said
+    assert "model     none: jobs have to bring one" in said
     assert "Traceback" not in said
 
 

@@ -275,13 +275,22 @@ def test_an_impossible_secret_is_not_shown(monkeypatch):
 
 def test_settings_that_do_not_agree_are_refused():
     assert "loop_nudge" in refused(loop_nudge=5)
-    assert "price" in refused(max_cost=1.0, model="m")
+    unpriced = refused(max_cost=1.0, model="m.1")
+    assert unpriced.endswith('set [prices."m.1"] in caisson.toml or CAISSON_PRICES')
     assert Settings(max_cost=1.0, model="m", prices={"m": Price(input=1, output=1)})
 
 
 def test_a_variable_without_a_value_is_no_value(monkeypatch):
     monkeypatch.setenv("CAISSON_MEMORY", "")
     assert load_settings().settings.memory == 512 << 20
+
+
+def test_a_comma_alone_empties_a_list_of_the_file(monkeypatch, tmp_path):
+    (tmp_path / "caisson.toml").write_text('fallbacks = ["near"]\n')
+    monkeypatch.setenv("CAISSON_FALLBACKS", "")
+    assert load_settings().settings.fallbacks == ("near",)
+    monkeypatch.setenv("CAISSON_FALLBACKS", ",")
+    assert load_settings().settings.fallbacks == ()
 
 
 def test_prices_that_are_no_json_are_one_line(monkeypatch):
@@ -436,7 +445,13 @@ def test_keys_of_the_table_are_shown_nowhere_and_go_with_no_job(monkeypatch):
         ("context_tokens = 5", "models.m.context_tokens = 5 (caisson.toml): must be at least 1024"),
         ("max_concurrent = 0", "models.m.max_concurrent = 0 (caisson.toml): must be at least 1"),
         ('tool_protocol = "xml"', "must be 'auto', 'native' or 'text'"),
-        ('api_kee = "sk-secret"', "models.m.api_kee = *** (caisson.toml): is not known"),
+        ('api_kee = "sk-secret"', "models.m.api_kee (caisson.toml): no such key; did you mean"),
+        ('base_ulr = "sk-secret"', "no such key; did you mean base_url?"),
+        ('zzz = "sk-secret"', "no such key; there are model, base_url, api_key, "),
+        ('api_key_env = "sk-secret"', "models.m.api_key_env = *** (caisson.toml): is no name of a"),
+        ('api_key_env = "gsk_AbcSecret1"', "the key itself would be api_key"),
+        ('base_url = "https://h/v1/chat/completions"', "which is added to it; leave that out"),
+        ('base_url = "https://h/v1?key=sk-secret"', "has a ? or a #"),
         ('api_key = ["sk-secret"]', "models.m.api_key = *** (caisson.toml): is not text"),
         ('api_key = "sk-secret"\napi_key_env = "X"', "leave one of them out"),
         ('model = ""', "models.m.model = '' (caisson.toml): is empty"),
@@ -446,7 +461,12 @@ def test_a_wrong_value_of_a_model_is_named_without_its_secrets(tmp_path, table, 
     (tmp_path / "caisson.toml").write_text(f"[models.m]\n{table}\n")
     text = refused()
     assert says in text
-    assert "secret" not in text
+    assert "secret" not in text.lower()
+
+
+def test_a_wrong_key_of_a_price_is_told_those_that_there_are(tmp_path):
+    (tmp_path / "caisson.toml").write_text("[prices.m]\ninput = 1\noutput = 1\ncached = 0.1\n")
+    assert refused() == "prices.m.cached (caisson.toml): no such key; there are input, output"
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,12 @@ def test_a_window_and_limits_are_those_of_the_model(httpserver, made):
         ({"model": "x", "base_url": "http://u:pw@[x"}, "OPENAI_BASE_URL = 'http://…' is no http"),
         ({"model": "x", "base_url": "http://x:port/v1"}, "is no http(s) address"),
         ({"model": "x", "base_url": "http://a b/v1"}, "is no http(s) address"),
+        ({"model": "x", "base_url": "http://x:99999/v1"}, "is no http(s) address; write it like "),
+        ({"model": "x", "base_url": "http://x/v1?key=sk-secret"}, "'http://x/v1' has a ? or a #"),
+        (
+            {"model": "x", "base_url": "http://x/v1/chat/completions/"},
+            "ends in /chat/completions, which is added to it; leave that out",
+        ),
         ({"model": "x", "api_key": "sk-secret\nx"}, "OPENAI_API_KEY has characters"),
         ({"model": "x", "api_key": "sk-sécret"}, "OPENAI_API_KEY has characters"),
         (

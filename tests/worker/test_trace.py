@@ -128,6 +128,20 @@ def test_nothing_that_a_job_has_said_is_acted_on_by_the_terminal(view, is_termin
     assert "name" in shown
 
 
+def test_the_goal_stands_out_from_what_the_model_is_told_with_it():
+    file = io.StringIO()
+    seen = Trace(Console(file=file, force_terminal=True, color_system="standard", width=80))
+    history = History(Job(id="j", goal=" Why?\nTell.\n", model="m"))
+    told = Message(role=Role.USER, content="Why?\nTell.\n\nFiles in the current folder:\n- x.csv")
+    history.add(event := MessageAdded(message=told))
+    seen.on_event(event, history)
+    seen.hide()
+    lines = file.getvalue().splitlines()
+    assert "  \x1b[1mWhy?\x1b[0m" in lines
+    assert "  \x1b[1mTell.\x1b[0m" in lines
+    assert "  \x1b[2m- x.csv\x1b[0m" in lines
+
+
 def test_a_pipe_is_told_once_what_a_job_waits_for():
     file = io.StringIO()
     view = Trace(Console(file=file))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.endpoints import ModelChoice, is_address
+from worker.endpoints import ModelChoice, address_fault
 from worker.errors import InputInvalid
 from worker.models.base import Model
 from worker.models.slots import Slots
 from worker.urls import without_password
 
-_OPENAI = "https://api.openai.com/v1"
+OPENAI = "https://api.openai.com/v1"
 _TRIES, _LONGEST_ASKED_S = 3, 20.0  # what an endpoint is granted when another could be asked
 
 
@@ -19,12 +19,12 @@ def endpoint_model(choice: ModelChoice, slots: Path, *, has_fallback: bool = Fal
 
     Raises `InputInvalid`, which names the setting, when it cannot be asked.
     """
-    _check(choice)
+    check(choice)
     from worker.models.openai_chat import OpenAIChat, Retries  # noqa: PLC0415 - slow to load
 
     held = None
     if choice.max_concurrent is not None:
-        held = Slots(slots, choice.base_url or _OPENAI, choice.max_concurrent)
+        held = Slots(slots, choice.base_url or OPENAI, choice.max_concurrent)
     retries = Retries(tries=_TRIES, longest_asked_s=_LONGEST_ASKED_S) if has_fallback else Retries()
     try:
         return OpenAIChat(choice, retries=retries, slots=held)
@@ -36,7 +36,8 @@ def endpoint_model(choice: ModelChoice, slots: Path, *, has_fallback: bool = Fal
         ) from error
 
 
-def _check(choice: ModelChoice) -> None:
+def check(choice: ModelChoice) -> None:
+    """Raise `InputInvalid`, which names the setting, for a choice that cannot be asked."""
     if not choice.name:
         raise InputInvalid("no model: set CAISSON_MODEL or --model, or use --replay FILE")
     if choice.lacks_key:
@@ -47,9 +48,9 @@ def _check(choice: ModelChoice) -> None:
         raise InputInvalid(
             f"no endpoint: set {choice.key_name}, or {choice.url_name} for one's own"
         )
-    if choice.base_url and not is_address(choice.base_url):
-        shown = without_password(choice.base_url)
-        raise InputInvalid(f"{choice.url_name} = {shown!r} is no http(s) address")
+    if choice.base_url and (fault := address_fault(choice.base_url)):
+        shown = without_password(choice.base_url.partition("?")[0])
+        raise InputInvalid(f"{choice.url_name} = {shown!r} {fault}")
     key = choice.api_key.get_secret_value() if choice.api_key else ""
     if not (key.isascii() and key.isprintable()) or " " in key:  # it is never shown
         raise InputInvalid(f"{choice.key_name} has characters that no key has, or a line end")
