@@ -1,7 +1,8 @@
 """Fit libraries for being read by a model, as soon as one is loaded.
 
-Tables and arrays are kept short, and what gets lost is told (`losses`). Not when a value is shown: code that prints a table has loaded its library in the same call, and
-what a job has chosen for itself must stay.
+Tables and arrays are kept short, and what gets lost is told (`losses`). Not when a value is shown:
+code that prints a table has loaded its library in the same call, and what a job has chosen for
+itself must stay.
 """
 
 from __future__ import annotations

@@ -49,6 +49,39 @@ def test_an_error_is_told_in_the_shape_of_the_design():
     assert advice == "columns are review_count, stars, city; closest: review_count"
 
 
+MEND = {
+    "line": 2,
+    "source": "x = df['fare'].mean()",
+    "facts": {"columns": ("Fare", "Age"), "frame": ("df",)},
+}
+
+
+def test_a_line_that_can_be_mended_for_certain_is_shown_last_in_its_whole_call():
+    code = "if x:\n    x = df['fare'].mean()\nprint(x)"
+    execution = failed("KeyError", "'fare'", output="loaded\n", **MEND)
+    text, advice = render(Observation(4, status=ResultStatus.ERROR, execution=execution, code=code))
+    assert "hint: columns are Fare, Age; closest: Fare\n" in text
+    mended = "if x:\n    x = df['Fare'].mean()\nprint(x)"
+    assert text.endswith(f"output:\nloaded\nMake this call:\n```python\n{mended}\n```")
+    assert advice.endswith("write the line as: x = df['Fare'].mean()")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = df['fare'].mean()\nx = df['fare'].mean()",
+        "print('```')\nx = df['fare'].mean()",
+        "x = df['fare'].mean()" + "\n# more" * 500,
+        "exec(open('script.py').read())",
+    ],
+    ids=["twice", "fence", "long", "elsewhere"],
+)
+def test_a_call_that_cannot_be_mended_whole_is_told_of_the_line(code):
+    execution = failed("KeyError", "'fare'", **MEND)
+    text, _ = render(Observation(4, status=ResultStatus.ERROR, execution=execution, code=code))
+    assert text.endswith("closest: Fare; write the line as: x = df['Fare'].mean()")
+
+
 def test_out_of_memory_is_told_with_numbers_and_what_was_lost():
     execution = Execution(
         outcome=Outcome.OOM,

@@ -11,6 +11,7 @@ import pytest
 from sandbox.docker import DockerSandbox
 from sandbox.types import SandboxSpec
 from worker.feedback import hint
+from worker.hints import advise
 from worker.prompts import mistakes
 
 pytestmark = pytest.mark.engine
@@ -97,6 +98,9 @@ TEXT = [
     ("df['Name'].astype(float)", "errors='coerce'"),
     ("pd.to_numeric(df['Name'])", "errors='coerce'"),
     ("pd.to_numeric(df)", "give one column"),
+    ("pd.to_numeric(df['Name'], errors='coerce').sum()", "values like 'a' could not be read"),
+    ("pd.to_datetime(df['When'], errors='coerce').max()", "could not be read and are NaN now"),
+    ("pd.to_numeric(ranges['b'], errors='coerce').max()", "values like '3 (est.)' begin with a"),
     ("df['Name'].astype(int)", "'a' is no whole number"),
     ("pd.Series(['298[110-510]', '7']).astype(int)", "begin with a number"),
     ("pd.Series(['12 km', '7']).astype(float)", "s.str.extract("),
@@ -429,6 +433,36 @@ def test_the_line_that_a_hint_gives_is_right(ready, line, holds):
     assert found, said
     done = ready.python(f"{better}\nbool({holds})")
     assert done.value == "True", (better, done.error, done.value)
+
+
+def test_values_that_were_coerced_away_are_told_and_the_call_is_mended(ready):
+    ready.python("ranges.to_csv('ranges.csv', index=False)")
+    read, last = "d = pd.read_csv('ranges.csv')", "x.max()"
+    code = f"{read}\nx = pd.to_numeric(d['No. (a)'], errors='coerce')\n{last}"
+    done = ready.python(code)
+    assert "made NaN of 1 of 2 values, such as '298[110-510]'" in done.output
+    mended = advise(done, code).mended(code)
+    assert ready.python(mended).value == "np.float64(298.0)"
+    assert not ready.python(mended).output
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "pd.to_numeric(pd.Series(['1', None]), errors='coerce').sum()",
+        "pd.to_numeric('1', errors='coerce')",
+        "pd.to_numeric(['1', '2'], 'coerce').sum()",
+        "pd.to_datetime({'year': [2020], 'month': [1], 'day': [2]}, errors='coerce')[0].day",
+        "import pickle; pickle.loads(pickle.dumps(pd.to_numeric)) is pd.to_numeric",
+        "import inspect; 'errors' in inspect.signature(pd.to_datetime).parameters",
+        "pd.DataFrame({'a': ['1']}).apply(pd.to_numeric, errors='coerce').sum().sum()",
+    ],
+)
+def test_converters_that_lose_nothing_say_nothing_and_are_as_they_were(ready, code):
+    done = ready.python(code)
+    assert done.outcome == "ok", done.error
+    assert done.output == ""
+    assert done.value not in {None, "False"}
 
 
 def test_a_name_lost_with_the_interpreter_is_said_to_be_lost(ready):
