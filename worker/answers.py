@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from worker.arguments import read_arguments
+from worker.arguments import clean, read_arguments
 from worker.errors import ArgumentsInvalid, SkipCall, Stop
+from worker.fingerprints import shown
 from worker.hooks import Hook, Run, landed
 from worker.messages import Finish, FinishReason, Reply, ToolCall, Wire
 from worker.models.text_calls import FINAL, Offered, read_calls, unreadable
@@ -29,9 +30,14 @@ INVALID = "answer:invalid"
 _KEYS = ("answer", "final_answer", "result", "text", "value", "content", "response", "output")
 _TAGGED = re.compile(r"\A\s*<(final_answer|answer)>(.*)</\1>\s*\Z", re.DOTALL)
 _THOUGHT = re.compile(r"\A\s*(?:[*_]*Thought[*_]*\s*:.*)?\Z", re.DOTALL | re.IGNORECASE)
-_FENCED = re.compile(r"\A[^`]*```(?:json)?[ \t]*\n(.*)\n[ \t]*```[^`]*\Z", re.DOTALL)
-# What may stand in a reply and says nothing: tags, control tokens, fences, rules and brackets.
-_SAYS_NOTHING = re.compile(r"<[^<>]*>|```\w*|[\s`*_#>~|{}\[\]()\"'.,:;…=-]")
+_FENCE = re.compile(r"^[ \t]*```(?:json)?(?=\s)", re.MULTILINE | re.IGNORECASE)
+# What is asked for by name, and may be all of an answer: a separator, an operator, none of many.
+_SIGN = re.compile(r"\A([`'\"]?)(?:[;,|:<>]|[<>=!]=)\1\Z")
+# What may stand in a reply and says nothing: tags, control tokens, fences, rules and brackets,
+# and characters that nobody sees.
+_SAYS_NOTHING = re.compile(
+    r"<[^<>]*>|```\w*|[\s\x00-\x1f\x7f\u200b-\u200f\u2060\ufeff`*_#>~|{}\[\]()\"'.,:;…=-]"
+)
 _AS_TEXT = "it came as text, not through the tool-call interface"
 _NO_JSON = "it is not JSON"
 _MOST_FAULTS = 10
@@ -39,7 +45,7 @@ _MOST_FAULTS = 10
 
 def is_markup(text: str) -> bool:
     """Whether a text has nothing but white space and markup."""
-    return not _SAYS_NOTHING.sub("", text)
+    return not _SAYS_NOTHING.sub("", text) and not _SIGN.match(text.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ def _plain(text: str) -> str:
         return ""
     try:
         return _as_text(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.strip()
 
 
@@ -179,16 +185,26 @@ def _fitting(text: str, schema: Wire) -> tuple[str, tuple[str, ...]]:
     """The answer as normal JSON, or as it is with what is wrong with it."""
     from worker.schema import faults  # noqa: PLC0415 - the library loads slowly
 
-    fenced = _FENCED.match(text)
     try:
-        value = json.loads(fenced[1] if fenced else text, parse_constant=_refuse)
-        wrong = [f"{place or 'the answer'}: {fault}" for place, fault in faults(value, schema)]
+        value = clean(json.loads(_unfenced(text), parse_constant=_refuse))
+        wrong = [
+            f"{shown(place) or 'the answer'}: {fault}" for place, fault in faults(value, schema)
+        ]
         fitting = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError:
         return text, ("the answer is too deep",)
     except ValueError as error:
         return text, (f"{_NO_JSON}: {error}",)
     return (text, tuple(wrong[:_MOST_FAULTS])) if wrong else (fitting, ())
+
+
+def _unfenced(text: str) -> str:
+    """What is in the one fence of a text; the text, where there is none, or more than one."""
+    opened = _FENCE.search(text)
+    if not opened:
+        return text
+    inner, closing, _ = text[opened.end() :].rpartition("```")
+    return inner if closing and not _FENCE.search(inner) else text
 
 
 def _refuse(word: str) -> Any:  # noqa: ANN401 - what a number would be

@@ -31,7 +31,10 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
         notes = [*notes, "the arguments were a string of JSON, not an object", *more]
     if not isinstance(value, dict):
         raise ArgumentsInvalid(f"the arguments must be a JSON object, not {_kind(value)}")
-    return clean(value), "; ".join(notes) or None
+    try:
+        return clean(value), "; ".join(notes) or None
+    except RecursionError:
+        raise ArgumentsInvalid("the arguments are too deep") from None
 
 
 def clean(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -50,6 +50,11 @@ def spent(history: History, now: float) -> Iterator[Spent]:
             yield Spent(limit=limit, used=used, of=of, unit=unit)
 
 
+def is_spent(history: History, now: float) -> bool:
+    """Whether a limit is met, so that the next reply can only be a last word."""
+    return any(one.is_over for one in spent(history, now))
+
+
 class BudgetHook(Hook):
     """Asks for the best answer so far when a limit is met, and lets no more calls begin."""
 

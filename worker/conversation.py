@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from worker.cutting import KEPT_CHARS, size_of, with_short_calls
 from worker.errors import RequestInvalid
 from worker.history import History, Turn
 from worker.messages import Message, Role, SummaryAdded, Wire
@@ -19,21 +20,11 @@ from worker.prompts import notice
 
 _AROUND_MESSAGE = 48  # its role, ids and separators
 _AROUND_CALL = 64
-KEPT_CHARS = 400  # of a message that is cut
 KEPT_GROUPS = 2  # the latest, whose results are not cleared, and which are not summed up
 _FIRST_LINE = 200
+_OLD_CALL = 2000  # characters of the arguments of a call whose result is cleared
 
 Messages = tuple[Message, ...]
-
-
-def size_of(text: str) -> int:
-    """The size of a text in characters, of which those beyond ASCII count twice.
-
-    They take about twice the tokens, in most scripts and with most tokenizers.
-    """
-    if text.isascii():
-        return len(text)
-    return 2 * len(text) - len(text.encode("ascii", "ignore"))
 
 
 def chars_of(messages: Iterable[Message], tools: Sequence[Wire] = ()) -> int:
@@ -51,7 +42,7 @@ def _chars(message: Message) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A reply, its results and notices; whole, and with its results cleared."""
+    """A reply, its results and notices; whole, and with its results cleared and calls cut."""
 
     whole: Messages
     cleared: Messages
@@ -197,6 +188,8 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 
 def _cleared(message: Message) -> Message:
+    if message.tool_calls:
+        return with_short_calls(message, _OLD_CALL)
     text = message.text
     if message.role is not Role.TOOL or len(text) <= KEPT_CHARS:
         return message

@@ -23,7 +23,8 @@ from worker.prompts import notice
 _SHOWN_CALL, _SHOWN_TEXT = 100, 120  # characters
 _END = 4000  # characters of an outcome in which is looked for what differs in every run
 _NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER)
-_COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#[^'\"\n]*$")
+_MOST_CODE = 20_000  # characters that are taken apart; the lines of more are compared
+_COMMENT = re.compile(r"(?:^|(?<=\s))#")
 _DIGIT = re.compile(r"[0-9]")
 _UNIT = r"(?:ns|µs|μs|us|ms|s|sec|secs|seconds?|min|mins|minutes?)"
 _VOLATILE = (
@@ -53,11 +54,12 @@ _LINE = re.compile(r"\bline \d+")
 
 def same_call(call: ToolCall) -> str:
     """Return a text that is equal for calls that do the same."""
-    return _canonical(call.name, call.arguments)
+    return canonical(call.name, call.arguments)
 
 
 @lru_cache(maxsize=1024)  # a call is looked at again for the others of its turn
-def _canonical(name: str, text: str) -> str:
+def canonical(name: str, text: str) -> str:
+    """Return the text of `same_call` for a tool and the text of its arguments."""
     try:
         arguments, _ = read_arguments(text)
     except ArgumentsInvalid:
@@ -71,6 +73,8 @@ def _canonical(name: str, text: str) -> str:
 
 
 def _bare_python(code: str) -> str:
+    if len(code) > _MOST_CODE:
+        return _bare_text(code)
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
     except (tokenize.TokenError, SyntaxError):
@@ -80,9 +84,14 @@ def _bare_python(code: str) -> str:
 
 
 def _bare_text(text: str) -> str:
-    """Lines without comments and needless space. A `#` before a quote may be in a string."""
-    lines = (" ".join(line.split()) for line in _COMMENT.sub("", text).splitlines())
-    return "\n".join(filter(None, lines))
+    """Lines without comments and needless space."""
+    return "\n".join(filter(None, map(_bare_line, text.split("\n"))))
+
+
+def _bare_line(line: str) -> str:
+    """A `#` before a quote may be in a string, and begins no comment."""
+    found = _COMMENT.search(line, max(line.rfind("'"), line.rfind('"')) + 1)
+    return " ".join(line[: found.start() if found else len(line)].split())
 
 
 # ---- outcomes

@@ -1,8 +1,8 @@
 """Making a conversation fit: what is cleared, left out and cut, and in which order.
 
 1. The results of old steps lose their text.
-2. In the latest steps, texts larger than a third of the room are cut: one of them must not drive
-   out all that came before.
+2. In the latest steps, texts and arguments larger than a third of the room are cut: one of them
+   must not drive out all that came before.
 3. Whole steps are left out, the oldest first. (`worker.summing` has summed most of them up before.)
 4. Whatever is still too large loses its middle, down to `KEPT_CHARS`; the goal comes last.
 """
@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from worker.conversation import KEPT_CHARS, KEPT_GROUPS, Conversation, Messages, noted, size_of
-from worker.messages import Message
+from worker.conversation import KEPT_GROUPS, Conversation, Messages, noted
+from worker.cutting import KEPT_CHARS, pieces_of, shortened, size_of
 from worker.prompts import notice
 
 _SHARE = 3  # the largest text in the latest steps is this part of the room
 
 
 class Fitted(NamedTuple):
-    """Messages that fit, and their size (see `worker.conversation.size_of`)."""
+    """Messages that fit, and their size (see `worker.cutting.size_of`)."""
 
     messages: Messages
     chars: int
@@ -58,8 +58,8 @@ def plan(said: Conversation, budget: int) -> Plan:
 def fit(said: Conversation, budget: int) -> Fitted:
     """Make a conversation fit into `budget` characters, as far as that is possible.
 
-    It is possible where the system prompt, the goal and the last step fit once each of their texts,
-    but for the system prompt, is cut to `KEPT_CHARS`. The text of calls is never cut.
+    It is possible where the system prompt, the goal and the last step fit once each of their texts
+    and arguments, but for the system prompt, is cut to `KEPT_CHARS`.
     """
     how = plan(said, budget)
     dropped = max(how.dropped, said.summed_up)
@@ -89,28 +89,32 @@ def first(most: int, budget: int, chars: Callable[[int], int]) -> int:
 
 
 def _oversized(said: Conversation, share: int) -> dict[int, tuple[Messages, int]]:
-    """The latest groups in which a text is larger than `share`, with those texts cut to it."""
+    """The latest groups in which something is larger than `share`, with that cut to it."""
     found = {}
     for number in range(max(0, len(said) - KEPT_GROUPS), len(said)):
         whole = said.group(number).whole
         cut = tuple(shortened(message, share) for message in whole)
-        saved = sum(size_of(m.text) - size_of(c.text) for m, c in zip(whole, cut, strict=True))
+        saved = _size(whole) - _size(cut)
         if saved:
             found[number] = cut, saved
     return found
 
 
 def _cut_to_level(groups: list[Messages], excess: int) -> int:
-    """Cut all texts that are larger than some size to it, so that `excess` is gone if it can be.
+    """Cut all that is larger than some size to it, so that `excess` is gone if it can be.
 
     Returns how much is gone.
     """
-    sizes = [size_of(message.text) for group in groups for message in group]
+    sizes = [size_of(piece) for g in groups for message in g for piece in pieces_of(message)]
     level = _level(sizes, excess)
-    before = sum(sizes)
     for number, group in enumerate(groups):
         groups[number] = tuple(shortened(message, level) for message in group)
-    return before - sum(size_of(message.text) for group in groups for message in group)
+    return sum(sizes) - sum(map(_size, groups))
+
+
+def _size(messages: Messages) -> int:
+    """The size of all that can be cut."""
+    return sum(size_of(piece) for message in messages for piece in pieces_of(message))
 
 
 def _level(sizes: Sequence[int], excess: int) -> int:
@@ -129,29 +133,3 @@ def _cut_goal(head: Messages, excess: int) -> Messages:
     if excess <= 0:
         return head
     return (*head[:-1], shortened(head[-1], size_of(head[-1].text) - excess))
-
-
-def shortened(message: Message, most: int) -> Message:
-    """The message with a text no larger than `most` (or what of `KEPT_CHARS` a cut leaves)."""
-    text = cut(message.text, most)
-    return message if text is message.text else message.model_copy(update={"content": text})
-
-
-def cut(text: str, most: int) -> str:
-    """Take the middle out of a text that is larger than `most`; two thirds of the rest begin it."""
-    size = size_of(text)
-    if size <= most:
-        return text
-    keep = max(KEPT_CHARS, most) - size_of(notice("cut", count=len(text))) - 2  # its line ends
-    begin = text[: _prefix(text, keep - keep // 3)]
-    end = text[len(text) - _prefix(text[::-1], keep // 3) :]
-    middle = notice("cut", count=len(text) - len(begin) - len(end))
-    made = f"{begin}\n{middle}\n{end}"
-    return made if size_of(made) < size else text
-
-
-def _prefix(text: str, size: int) -> int:
-    """How many characters of a text are no larger than `size`."""
-    if text.isascii():
-        return min(len(text), size)
-    return max(0, bisect_left(range(len(text) + 1), size + 1, key=lambda n: size_of(text[:n])) - 1)

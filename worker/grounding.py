@@ -14,13 +14,20 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from worker.answers import Answers
+from worker.budget import is_spent
 from worker.history import History, Turn
 from worker.hooks import Hook, Run
 from worker.messages import Reply, ResultStatus
 from worker.prompts import notice
 
 REASON = "grounding:"
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,4})?")
+# As people write numbers: with separators of thousands, or a comma before the decimals.
+_SAID = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,'’ \u00a0\u202f]\d+)*(?:[eE][-+]?\d{1,4})?")
+_GROUPED = re.compile(r"[-+]?\d{1,3}([.,'’ \u00a0\u202f])\d{3}(?:\1\d{3})*(?:[.,]\d+)?")
+_LIST = re.compile(r"[-+]?\d+(?:,\d+)+")
+_COMMA = re.compile(r"[-+]?\d+,\d+")
+_DATE = re.compile(r"\d{1,2}\.\d{1,2}\.\d{2,4}")
 _BLANK = re.compile(r"\[[a-z]+(?:_[a-z]+)+\]|<[a-z]+(?:_[a-z]+)+>|\{[a-z]+(?:_[a-z]+)+\}")
 _TELLING = 3  # digits; shorter numbers count things that need no result
 _SHOWN = 5
@@ -34,8 +41,10 @@ class GroundingHook(Hook):
 
     def after_model(self, run: Run, reply: Reply) -> None:
         history = run.history
-        # asking a recording for more than it has would only end the job
-        if history.last.notices or reply.is_last or not (said := self._answers.said_in(reply)):
+        if history.last.notices or not (said := self._answers.said_in(reply)):
+            return
+        # asking again would only end the job: a recording, or one whose budget is spent
+        if reply.is_last or is_spent(history, run.clock()):
             return
         kind, told = _fault(history, said[0])
         if kind and not _is_told(history, kind):
@@ -44,7 +53,7 @@ class GroundingHook(Hook):
 
 def _fault(history: History, answer: str) -> tuple[str, str]:
     """What an answer lacks, and how that is said; empty texts for one that lacks nothing."""
-    tried = next((turn for turn in reversed(history.turns[:-1]) if turn.results), None)
+    tried = next(filter(_has_tried, reversed(history.turns[:-1])), None)
     if tried is None:
         return ("files", notice("ungrounded_files")) if has_files(history) else ("", "")
     if _has_failed(tried):
@@ -75,9 +84,14 @@ def has_files(history: History) -> bool:
     return notice("files") in told or notice("mounts") in told
 
 
+def _has_tried(turn: Turn) -> bool:
+    return any(result.status is not ResultStatus.SKIPPED for result in turn.results.values())
+
+
 def _has_failed(turn: Turn) -> bool:
     failed = {ResultStatus.ERROR, ResultStatus.REFUSED}
-    return all(result.status in failed for result in turn.results.values())
+    tried = {result.status for result in turn.results.values()} - {ResultStatus.SKIPPED}
+    return tried <= failed
 
 
 def _seen(history: History) -> Iterator[str]:
@@ -91,16 +105,30 @@ def _seen(history: History) -> Iterator[str]:
 def made_up_numbers(answer: str, seen: Iterable[str]) -> Iterator[str]:
     """Yield the numbers of an answer that are in no text, nor are one of those rounded.
 
-    A number may have lost its sign, be a percentage, or a share of one. Numbers of fewer than three
-    digits are not looked at.
+    A number may have lost its sign, be a percentage, or a share of one, and be written as in any
+    country. Numbers of fewer than three digits are not looked at.
     """
-    asked = [text for text in _NUMBER.findall(answer) if _digits(text) >= _TELLING]
+    asked = [said for said in _SAID.findall(answer) if _digits(said) >= _TELLING]
     if not asked:
         return
     known = sorted({abs(_value(found)) for text in seen for found in _NUMBER.findall(text)})
-    for text in asked:
-        if not _is_known(text, known):
-            yield text
+    for said in asked:
+        telling = (text for text in _NUMBER.findall(said) if _digits(text) >= _TELLING)
+        missing = [text for text in telling if not _is_known(text, known)]
+        if missing and not any(all(_is_known(t, known) for t in way) for way in _read(said)):
+            yield from missing
+
+
+def _read(said: str) -> Iterator[list[str]]:
+    """The other ways in which a number can be meant."""
+    if grouped := _GROUPED.fullmatch(said):
+        yield [said.replace(grouped[1], "").replace(",", ".")]
+    if _LIST.fullmatch(said):
+        yield said.split(",")
+    if _COMMA.fullmatch(said):
+        yield [said.replace(",", ".")]
+    if _DATE.fullmatch(said):
+        yield said.split(".")
 
 
 def _digits(text: str) -> int:

@@ -144,7 +144,7 @@ class Reply(Record):
     waited_s: float = Field(0.0, description="part of the duration that was waiting to try again")
     remarks: tuple[str, ...] = Field((), description="what a person should know of how it came")
     request_chars: int = Field(
-        0, description="size of the request (`worker.conversation.size_of`), to calibrate estimates"
+        0, description="size of the request (`worker.cutting.size_of`), to calibrate estimates"
     )
 
     @property

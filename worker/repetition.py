@@ -29,10 +29,12 @@ from worker.prompts import notice
 from worker.settings import LoopLimits
 
 _WAITS = re.compile(
-    r"(?:^|[;&|(\"]\s*|\\n\s*)(?:sleep|wait|watch|ps|pgrep|jobs|kill -0)\b"
-    r"|\btail\b[^|;&]*(?:log|out|progress|status)"
+    r"(?:^|[;&|(\"!]\s*+|\\n\s*+|\b(?:do|then|else|while|until|if)\s++)"
+    r"(?:sleep|wait|watch|ps|pgrep|jobs|kill -0)\b"
+    r"|\btail\b[^|;&]{0,80}(?:log|out|progress|status)"
     r"|\bsleep\(|\.(?:poll|wait|is_alive|done)\("
 )
+_LAST_CHARS = 20_000  # of the arguments of a call in which waiting is looked for
 _WAITING = re.compile(
     r"still running|in progress|not (?:yet )?(?:ready|finished|done)|\bpending\b|\bwaiting\b",
     re.IGNORECASE,
@@ -71,6 +73,8 @@ class Trail:
         self._outcomes: dict[int, Outcomes] = {}
         self._extent = (0, 0)
         self._latest: tuple[list[Turn], list[Step]] = ([], [])
+        self._last = 0  # the number of the turn whose calls are these, by what they do
+        self._calls: dict[str, list[ToolCall]] = {}
 
     def latest(self, history: History, reach: int, end: int) -> tuple[list[Turn], list[Step]]:
         """The last `reach` turns with calls before number `end`, whose calls all have results."""
@@ -85,6 +89,14 @@ class Trail:
             self._latest = [turns[n] for n in numbers], _steps(self._outcomes.values())
             self._extent = reach, end
         return self._latest
+
+    def twins(self, history: History, key: str) -> list[ToolCall]:
+        """The calls of the last turn that do the same; they may be very many."""
+        if self._last != (last := len(history.turns) - 1):
+            self._last, self._calls = last, {}
+            for call in history.last.calls:
+                self._calls.setdefault(same_call(call), []).append(call)
+        return self._calls[key]
 
 
 # ---- how often
@@ -160,11 +172,10 @@ class LoopHook(Hook):
         if self._limits.observe:
             return
         key = same_call(call)
-        turn = run.history.last
-        twins = [c for c in turn.calls if same_call(c) == key]
+        trail = run.history.view(Trail)
+        twins = trail.twins(run.history, key)
         if len(twins) > 2 and call.id != twins[0].id:  # noqa: PLR2004
             raise SkipCall(notice("twice", number=run.history.number(twins[0].id)))
-        trail = run.history.view(Trail)
         earlier, steps = trail.latest(run.history, self._reach, len(run.history.turns) - 1)
         count = trailing_repeats(steps, key)
         if count + 1 >= self._limits.block * self._factor(earlier):
@@ -267,7 +278,7 @@ def _is_poll(turn: Turn) -> bool:
         and done.outcome is Outcome.OK
         and bool(
             done.background_processes
-            or _WAITS.search(call.arguments)
+            or _WAITS.search(call.arguments[-_LAST_CHARS:])
             or _WAITING.search(_last_line(done.output or done.value or ""))
         )
         for call in turn.calls

@@ -14,6 +14,7 @@ import re
 from itertools import islice
 
 from worker.answers import Answers
+from worker.budget import is_spent
 from worker.errors import SkipCall, Stop
 from worker.history import History
 from worker.hooks import Hook, Run
@@ -101,7 +102,8 @@ class ReplyHook(Hook):
             return "promise"
         if not is_only_code(text, self._answers.offered) or asks_for_code(run.job.goal):
             return None
-        if reply.is_last:  # asking a recording again would only end the job
+        # asking again would only end the job: a recording, or one whose budget is spent
+        if reply.is_last or is_spent(run.history, run.clock()):
             return None
         before = run.history.turns[-2].notices
         return None if any(n.reason == "reply:code" for n in before) else "code"

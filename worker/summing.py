@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from worker.conversation import KEPT_GROUPS, Conversation, Group, size_of
+from worker.conversation import KEPT_GROUPS, Conversation, Group
+from worker.cutting import cut, size_of
 from worker.errors import ModelUnavailable
-from worker.fitting import cut, first, plan
+from worker.fitting import first, plan
 from worker.history import History
 from worker.hooks import Run
 from worker.messages import Message, Reply, Role, SummaryAdded

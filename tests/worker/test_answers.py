@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from worker.answers import is_markup
@@ -136,6 +138,27 @@ def test_a_reply_of_reasoning_alone_is_empty(bench):
     assert (job.answer, job.error.type, job.steps) == (None, "EmptyReplies", 3)
 
 
+@pytest.mark.parametrize("text", [";", ",", "|", "`;`", "','", '"|"', ">", ">=", "==", "`!=`"])
+def test_a_separator_or_an_operator_may_be_all_of_an_answer(bench, text):
+    assert bench(say(None, RUN), say(text)).drive().answer == text
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "\u200b", "\ufeff ", "\u2060**\u200d**", "''", "``", '""']
+)
+def test_what_nobody_sees_is_no_answer(bench, text):
+    assert bench(say(text), say("4")).drive().answer == "4"
+    assert bench(say(None, ("final_answer", {"answer": text})), say("4")).drive().answer == "4"
+
+
+@pytest.mark.parametrize("depth", [100, 300, 450, 600, 900, 20_000])
+def test_however_deep_the_arguments_of_an_answer_are_nothing_breaks(bench, depth):
+    deep = "[" * depth + "]" * depth
+    for arguments in (f'{{"answer": {deep}}}', deep, deep[:depth]):
+        b = bench(say(None, ("final_answer", arguments)), say("4"))
+        assert b.drive().answer in {deep, deep[:depth], "4"}
+
+
 @pytest.mark.parametrize("text", ["4", "+", "∅", "no", "x < y > z", "a.csv", "👍", "π"])
 def test_a_short_answer_says_something(text):
     assert not is_markup(text)
@@ -205,6 +228,9 @@ SCHEMA = {
         say(' {\n "mean": 4.5,\n "rows": 3}\n'),
         say('```json\n{"mean": 4.5, "rows": 3}\n```'),
         say('Here it is:\n```\n{"mean": 4.5, "rows": 3}\n```\nThat is all.'),
+        say('Of `price`:\n```json\n{"mean": 4.5, "rows": 3}\n```\nIts `rows` are all.'),
+        say('```json {"mean": 4.5, "rows": 3} ```'),
+        say('```JSON\n{"mean": 4.5, "rows": 3}```'),
         say('Thought: done\nFinal Answer: {"mean": 4.5, "rows": 3}'),
         say(None, ("final_answer", {"answer": {"mean": 4.5, "rows": 3}})),
         say(None, ("final_answer", {"answer": '{"mean": 4.5, "rows": 3}'})),
@@ -227,6 +253,7 @@ def test_an_argument_that_is_the_whole_answer_fits(bench):
         ("The mean is 4.5.", "it is not JSON: Expecting value"),
         ('{"mean": NaN}', "it is not JSON: NaN"),
         ('{"mean": 4.5', "it is not JSON"),
+        ('```\n{"mean": 4.5}\n```\nor\n```\n{"mean": 5}\n```', "it is not JSON"),
         ('{"mean": "4.5"}', "mean: \"4.5\" is not of type 'number'"),
         ('{"rows": 3}', "mean: missing, required"),
         ('{"mean": 1, "x": 2}', "x: unknown, not allowed"),
@@ -240,6 +267,18 @@ def test_an_answer_that_does_not_fit_is_sent_back_with_its_faults(bench, text, f
     b = bench(say(text), say('{"mean": 4.5}'), answer_schema=SCHEMA)
     assert b.drive().answer == '{"mean": 4.5}'
     assert fault in b.notices[0].text
+
+
+def test_what_is_said_of_an_answer_that_does_not_fit_is_short(bench):
+    text = json.dumps({"k" * 100_000: 1, **{f"key {i}": 1 for i in range(900)}})
+    b = bench(say(text), say('{"mean": 4.5}'), answer_schema=SCHEMA)
+    assert b.drive().answer == '{"mean": 4.5}'
+    assert len(b.notices[0].text) < 5000
+
+
+def test_half_of_a_pair_of_surrogates_is_replaced_in_an_answer(bench):
+    job = bench(say('{"name": "\\ud800"}'), answer_schema={"type": "object"}).drive()
+    assert job.answer == '{"name": "\ufffd"}'
 
 
 def test_after_two_corrections_the_job_fails_and_the_last_answer_is_kept(bench):

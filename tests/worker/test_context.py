@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.context import Window, tokens_per_char
-from worker.conversation import KEPT_CHARS, Conversation, chars_of, check_request, size_of
+from worker.conversation import Conversation, chars_of, check_request
+from worker.cutting import KEPT_CHARS, cut, cut_arguments, size_of
 from worker.errors import ContextTooLong, RequestInvalid, Stop
-from worker.fitting import cut, fit
+from worker.fitting import fit
 from worker.history import History
 from worker.messages import (
     FinishReason,
@@ -56,7 +58,17 @@ def history_events(history):
 
 PIECES = st.sampled_from(["y", "y ", "é", "数据", "🙂", "line\n", "\u0301", "\ud800"])
 TEXTS = st.builds(lambda piece, times: piece * times, PIECES, st.integers(0, 3000))
-STEPS = st.lists(st.tuples(st.lists(TEXTS, max_size=3), TEXTS, st.booleans()), max_size=12)
+ARGUMENTS = st.one_of(
+    st.just("{}"),
+    TEXTS.map(lambda text: json.dumps({"content": text})),
+    TEXTS.map(lambda text: json.dumps({"a": {"b": [text, 1]}, "c": text}, ensure_ascii=False)),
+    st.integers(0, 2000).map(lambda count: json.dumps({"numbers": [1.5] * count})),
+    st.integers(0, 2000).map(lambda count: json.dumps({f"key {i}": "\x1f" for i in range(count)})),
+    st.integers(0, 3000).map(lambda count: "[" * count),
+    TEXTS,
+)
+CALLED = st.lists(st.tuples(ARGUMENTS, TEXTS), max_size=3)
+STEPS = st.lists(st.tuples(CALLED, TEXTS, st.booleans()), max_size=12)
 COUNTS = st.sampled_from([None, None, 200, 290, 900, 5000])
 
 
@@ -66,9 +78,10 @@ def histories(draw):
     history = History(Job(id="j", goal="g"))
     for message in (SYSTEM, Message(role=Role.USER, content=GOAL.text + draw(TEXTS))):
         history.add(MessageAdded(message=message))
-    for results, said, noticed in draw(STEPS):
+    for called, said, noticed in draw(STEPS):
         usage = Usage(input_tokens=draw(COUNTS) or 0)
-        add_step(history, results, said, usage, noticed=noticed)
+        given, results = [one for one, _ in called], [text for _, text in called]
+        add_step(history, results, said, usage, noticed=noticed, given=given)
         if len(history.steps) > 2 and draw(st.booleans()):
             steps = draw(st.integers(0, len(history.steps) - 2))
             fault = draw(st.sampled_from(["", "", "unavailable"]))
@@ -76,8 +89,9 @@ def histories(draw):
     return history
 
 
-def add_step(history, results, said="hm", usage=None, *, noticed=False):
-    calls = tuple(ToolCall(id=f"x{i}", name="shell") for i in range(len(results)))
+def add_step(history, results, said="hm", usage=None, *, noticed=False, given=None):
+    given = given or ["{}"] * len(results)
+    calls = tuple(ToolCall(id="x", name="shell", arguments=text) for text in given)
     message = Message(role=Role.ASSISTANT, content=said, tool_calls=calls)
     reply = Reply(message=message, usage=usage or Usage(), request_chars=1000 if usage else 0)
     history.add(ReplyAdded(reply=history.renamed(reply)))
@@ -93,7 +107,18 @@ def least_chars(history):
     said = Conversation()
     said.grow(history)
     last = said.groups(len(said) - 1)[-1] if len(said) else ()
-    kept = [message.model_copy(update={"content": "k" * KEPT_CHARS}) for message in last]
+    kept = [
+        message.model_copy(
+            update={
+                "content": "k" * KEPT_CHARS,
+                "tool_calls": [
+                    call.model_copy(update={"arguments": "k" * KEPT_CHARS})
+                    for call in message.tool_calls
+                ],
+            }
+        )
+        for message in last
+    ]
     goal = Message(role=Role.USER, content="k" * KEPT_CHARS)
     return chars_of([SYSTEM, goal, *kept])
 
@@ -107,6 +132,7 @@ def is_whole(messages):
 TOOLS = ({"type": "function", "function": {"name": "shell", "parameters": {}}},)
 
 
+@settings(deadline=None, max_examples=60)
 @given(histories(), st.integers(1024, 20_000), st.sampled_from([16, 1000, 8192]))
 def test_every_request_is_valid_and_fits_whatever_is_cut(history, tokens, reply_tokens):
     request = Window(tokens, reply_tokens).request(history, TOOLS)
@@ -123,6 +149,7 @@ def test_every_request_is_valid_and_fits_whatever_is_cut(history, tokens, reply_
         assert request.max_output_tokens == 16 or estimate <= tokens + 1
 
 
+@settings(deadline=None, max_examples=60)
 @given(histories(), st.integers(-10, 60_000))
 def test_the_size_of_what_is_sent_is_known_without_measuring_it(history, budget):
     said = Conversation()
@@ -139,6 +166,34 @@ def test_a_text_that_is_cut_is_no_larger_than_it_may_be(text, most):
     assert made == text or made.startswith(text[:20])
     if size_of(text) <= most:
         assert made is text
+
+
+@settings(deadline=None, max_examples=60)
+@given(ARGUMENTS, st.integers(0, 4000))
+def test_arguments_that_are_cut_are_an_object_no_larger_than_it_may_be(arguments, most):
+    made = cut_arguments(arguments, most)
+    assert size_of(made) <= max(most, KEPT_CHARS)
+    if size_of(arguments) <= most:
+        assert made is arguments
+    elif made != arguments:
+        assert isinstance(json.loads(made), dict)
+        assert "characters cut" in made or json.loads(made) == json.loads(arguments)
+
+
+def test_the_texts_of_a_call_that_is_cut_keep_their_ends_and_the_rest_stays_as_it_is():
+    given = {"name": "a.csv", "content": 'BEGIN\n"' + "x" * 90_000 + '"\nEND', "rows": [1, 2.5]}
+    made = json.loads(cut_arguments(json.dumps(given), 1000))
+    assert made | {"content": ""} == given | {"content": ""}
+    assert made["content"].startswith('BEGIN\n"x')
+    assert made["content"].endswith('x"\nEND')
+
+
+def test_arguments_of_any_size_are_cut_quickly():
+    given = {"a": "数据\n" * 300_000, "b": ["x" * 1000] * 300}
+    began = time.monotonic()
+    assert size_of(cut_arguments(json.dumps(given), 20_000)) <= 20_000
+    assert size_of(cut_arguments("数据" * 500_000, 20_000)) <= 20_000
+    assert time.monotonic() - began < 5
 
 
 TURNS = st.lists(st.tuples(st.lists(st.integers(0, 3000), max_size=3), st.booleans()), max_size=12)
@@ -207,6 +262,42 @@ def test_one_result_larger_than_the_window_does_not_drive_out_the_steps_before_i
     assert "left out" not in messages[1].text
     assert "characters cut" in messages[-1].text
     assert size_of(messages[-1].text) <= 3596 / 0.3 / 3
+
+
+def write(size):
+    return json.dumps({"name": "a", "content": "x" * size})
+
+
+def called(*sizes):
+    """A history of calls with arguments of such sizes."""
+    history = history_of([])
+    for size in sizes:
+        add_step(history, ["status: ok\nsaid"], given=[write(size)])
+    return history
+
+
+def test_one_call_larger_than_the_window_is_cut_and_stored_whole():
+    history = called(*[60] * 8, 100_000)
+    request = Window(4096, 500).request(history, ())
+    assert len(request.messages) == 2 + 2 * 9
+    assert chars_of(request.messages) < 3596 / 0.3
+    assert request.max_output_tokens == 500
+    (call,) = request.messages[-2].tool_calls
+    assert json.loads(call.arguments)["name"] == "a"
+    assert "characters cut" in call.arguments
+    assert history.last.calls[0].arguments == write(100_000)
+
+
+def test_an_old_call_that_is_large_does_not_drive_out_the_steps_around_it():
+    messages = Window(4096, 500).request(called(60, 20_000, *[60] * 6), ()).messages
+    assert len(messages) == 2 + 2 * 8
+    assert "characters cut" in messages[4].tool_calls[0].arguments
+    assert messages[2].tool_calls[0].arguments == write(60)
+
+
+def test_calls_are_whole_as_long_as_they_fit():
+    messages = Window(32_768, 500).request(called(9000, 9000, 9000), ()).messages
+    assert [m.tool_calls[0].arguments for m in messages if m.tool_calls] == [write(9000)] * 3
 
 
 def test_a_text_beyond_ascii_is_reckoned_with_twice_as_much():

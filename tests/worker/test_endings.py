@@ -79,6 +79,12 @@ def test_an_answer_with_the_last_step_is_an_answer(bench):
     assert (job.finish_reason, job.answer, job.steps) == (FinishReason.ANSWERED, "4", 3)
 
 
+def test_code_with_the_last_step_is_an_answer_too(bench):
+    code = "```python\nprint(1)\n```"
+    job = bench(*many(2), say(code), max_steps=3).drive()
+    assert (job.finish_reason, job.answer, job.steps) == (FinishReason.ANSWERED, code, 3)
+
+
 def test_a_last_turn_that_calls_tools_all_the_same_runs_nothing(bench):
     b = bench(*many(), max_steps=2)
     job = b.drive()

@@ -12,7 +12,7 @@ from worker.builtin import Workplace
 from worker.grounding import made_up_numbers
 from worker.history import History
 from worker.hooks import Run
-from worker.messages import Job, MessageAdded
+from worker.messages import Budget, FinishReason, Job, MessageAdded
 from worker.models.recorded import RecordedModel
 from worker.settings import Settings
 from worker.store.memory import MemoryStore
@@ -23,7 +23,7 @@ LOOK = say(None, ("python_interpreter", {"code": "print(1)"}))
 
 @pytest.fixture
 def drive(tmp_path):
-    def work(model, *, files=("a.csv",), shown="1", goal="How many rows?"):
+    def work(model, *, files=("a.csv",), shown="1", goal="How many rows?", **budget):
         given = [tmp_path / name for name in files]
         for path in given:
             path.write_text("a\n1\n")
@@ -35,7 +35,7 @@ def drive(tmp_path):
             return ok(shown)
 
         store = MemoryStore()
-        store.create(Job(id="j", goal=goal))
+        store.create(Job(id="j", goal=goal, budget=Budget(**budget)))
         run = Run(History(*store.load("j")), store, store.claim("j", "me", 60.0).generation)
         for message in assembly.opening(goal, assembly.check_files(given)):
             run.append(MessageAdded(message=message))
@@ -109,6 +109,52 @@ def test_a_number_that_no_result_has_goes_back_by_name(drive):
 def test_an_answer_that_comes_as_a_call_is_looked_at_as_well(drive):
     run = drive(ScriptedModel([say(None, ("final_answer", {"answer": "12"})), LOOK, say("1")]))
     assert (run.job.answer, sent_back(run)) == ("1", ["grounding:files"])
+
+
+@pytest.mark.parametrize("answer", ["It is 12345.", "@rows[number_of_rows]"])
+@pytest.mark.parametrize("budget", [{"max_steps": 2}, {"max_tokens": 100}])
+def test_an_answer_with_the_last_of_the_budget_does_not_go_back(drive, answer, budget):
+    script = [LOOK, say(answer, usage={"input_tokens": 100})]
+    run = drive(ScriptedModel(script), goal="@rows[number_of_rows]", **budget)
+    assert (run.job.finish_reason, run.job.answer) == (FinishReason.ANSWERED, answer)
+    assert sent_back(run) == []
+
+
+def test_a_call_that_was_not_run_is_no_look_at_the_files(drive):
+    empty = say(None, ("final_answer", {}))
+    run = drive(ScriptedModel([empty, say("12"), LOOK, say("1")]))
+    assert (run.job.answer, sent_back(run)) == ("1", ["reply:empty", "grounding:files"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "made_up"),
+    [
+        ("Die Summe ist 1.234.567,89 €.", []),
+        ("La somme est 1 234 567,89 €.", []),
+        ("La somme est 1\u202f234\u202f567,89 €.", []),
+        ("1'234'567.89 Franken", []),
+        ("rund 12,35 %, am 15.01.2024", []),
+        ("合计 1,234,567.89", []),
+        ("(345,678)", []),
+        ("345 678", []),
+        ("1.234.999,89", ["1.234"]),
+        ("16.01.2024", ["16.01"]),
+        ("rund 19,35 %", ["19,35"]),
+        ("345 677", ["677"]),
+    ],
+)
+def test_numbers_may_be_written_as_in_any_country(answer, made_up):
+    seen = ["sum 1234567.891, share 0.12345, on 2024-01-15", "345", "678"]
+    assert list(made_up_numbers(answer, seen)) == made_up
+
+
+@pytest.mark.parametrize("piece", ["1", "1,", "1.", "1 ", "1e", "1e9", "1'", "9" * 400 + " "])
+def test_texts_made_of_digits_are_looked_at_quickly(piece):
+    answer = piece * (200_000 // len(piece))
+    began = time.monotonic()
+    list(made_up_numbers(answer, [answer[::-1]]))
+    list(made_up_numbers("1e" + "9" * 9000, ["345"]))
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Whatever a model says, whatever becomes of its calls, and wherever its worker dies.
 
-Each call has one result, and every request is one that endpoints take, natively and in text.
+Each call has one result, every request is one that endpoints take, natively and in text, and it
+fits into the window by our own count, wherever the history is cut.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from sandbox.errors import FileRefused, SandboxLost, SandboxUnavailable
 from sandbox.types import Interpreter, Outcome
 from worker.assembly import build
-from worker.context import Window
-from worker.conversation import check_request
+from worker.context import Window, tokens_per_char
+from worker.conversation import chars_of, check_request
+from worker.history import History
 from worker.messages import Role
 from worker.models.text_protocol import TextProtocol
 from worker.models.text_tools import TextTools
@@ -73,7 +75,11 @@ def check(request):
     assert all(m.text.strip() and not m.tool_calls and m.tool_call_id is None for m in said)
 
 
+LONG = "0123456789 数据\n" * 800
 CALLS = [
+    ("python_interpreter", {"code": LONG}),
+    ("write_file", {"name": "a", "content": [LONG] * 3, "rows": list(range(900))}),
+    ("shell", LONG),
     ("shell", {"command": "ls"}),
     ("shell", '{"command": "ls"} done'),
     ("shell", '{"command": "rm'),
@@ -111,6 +117,7 @@ def replies(draw):
         call["id"] = identity
     return {
         **wire,
+        "usage": {"input_tokens": draw(st.sampled_from([0, 0, 300, 2000, 9000]))},
         "finish_reason": draw(st.sampled_from(["stop", "stop", "tool_calls", "length"])),
     }
 
@@ -126,6 +133,7 @@ def lose(sandbox, *_):
 
 OUTCOMES = [
     lambda *_: ok("fine"),
+    lambda *_: ok(LONG),
     lambda *_: ok("", outcome=Outcome.ERROR, exit_code=1),
     lambda *_: ok("", outcome=Outcome.TIMEOUT, interpreter=Interpreter.RESTARTED),
     refuse,
@@ -175,7 +183,23 @@ def test_every_call_has_one_result_and_every_request_is_taken(bench, plan):
     assert results == Counter(asked)
     assert len(set(asked)) == len(asked)
     assert [event.kind for event in events].count("ended") == 1
-    check(Window().request(b.history, build(b.settings, b.model, b.place).tools.schemas))
+    check_every_cut(b, events)
+
+
+def check_every_cut(b, events):
+    """A request can be made after each event, and it fits by our own count."""
+    tools = build(b.settings, b.model, b.place).tools.schemas
+    history = History(b.job)
+    for event in events:
+        history.add(event)
+        if len(history.opening) < 2 or history.last.is_open:
+            continue
+        rate = tokens_per_char(history)
+        tokens = 8192 if rate < 0.5 else 32_768
+        request = Window(tokens, 500).request(history, tools)
+        check(request)
+        estimate = chars_of(request.messages, tools) * rate
+        assert estimate + request.max_output_tokens <= tokens
 
 
 def test_the_store_of_these_tests_does_end_its_worker(bench):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import time
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from sandbox.types import ErrorInfo, Execution
 from worker import assembly
 from worker.errors import SkipCall
-from worker.fingerprints import lasting, same_call
+from worker.fingerprints import canonical, lasting, same_call
 from worker.hooks import Hook
 from worker.messages import FinishReason, ResultStatus, Status, ToolCall
 from worker.repetition import repeats_itself
@@ -282,6 +283,24 @@ def test_only_the_ends_of_a_long_outcome_are_looked_through():
     assert lasting(long + "a") != lasting(long + "b")
 
 
+@pytest.mark.parametrize("piece", ["# ", "tail ", "'", "sleep;", ";", "if ", "(", "x = 1\n", "a"])
+def test_calls_of_any_size_are_compared_quickly(bench, piece):
+    text = piece * (400_000 // len(piece)) + "'"
+    one = ("python_interpreter", {"code": text}), ("shell", {"command": text})
+    b = bench(*[say(None, *one)] * 3, say("done"), respond=lambda *_: ok("a"))
+    began = time.monotonic()
+    assert b.drive().answer == "done"
+    assert time.monotonic() - began < 10
+
+
+def test_a_reply_of_very_many_calls_costs_no_more_than_each_of_them(bench):
+    calls = [("shell", {"command": f"look {i}"}) for i in range(1500)]
+    b = bench(say(None, *calls), say("done"))
+    canonical.cache_clear()
+    assert b.drive().answer == "done"
+    assert canonical.cache_info().misses < 5 * len(calls)
+
+
 # ---- weak models
 
 
@@ -418,6 +437,21 @@ def test_waiting_and_looking_in_turn_gets_the_patience_of_a_poll(bench):
         say("done"),
         respond=lambda _, __, text: ok("" if "sleep" in text else "not ready", exit_code=0),
     )
+    assert b.drive().answer == "done"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "until grep -q ready state; do sleep 2; done; echo",
+        "for i in 1 2 3; do\n  sleep 5\ndone",
+        "while kill -0 42; do true; done",
+        "if pgrep -f train.py; then echo yes; fi",
+        "! pgrep train",
+    ],
+)
+def test_waiting_inside_of_a_shell_loop_is_a_poll(bench, command):
+    b = bench(*[shell(command)] * 12, say("done"), respond=lambda *_: ok("5"))
     assert b.drive().answer == "done"
 
 

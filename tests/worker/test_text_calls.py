@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 
 import pytest
@@ -465,3 +466,23 @@ def test_calls_that_are_written_as_python(text, calls):
 )
 def test_what_is_more_than_calls_with_literals_is_no_call(text):
     assert read_calls(text, PYTHONIC) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Action:" + "_" * 100_000,
+        "Action: x\n" + " " * 100_000 + "!",
+        "Action: x" + " _" * 50_000,
+        "Action: a\n" * 10_000,
+        "Final Answer " * 10_000,
+        "<tool_call>" * 10_000,
+        "```json\n" * 10_000,
+        "*" * 100_000,
+    ],
+)
+def test_no_text_takes_long_to_read(text):
+    began = time.monotonic()
+    assert read_calls(text, OFFERED) is None
+    unreadable(text, OFFERED)
+    assert time.monotonic() - began < 5

@@ -61,8 +61,9 @@ _FENCE_END = re.compile(r"\s*```[ \t]*(?=\n|\Z)")
 _JSON_LINE = re.compile(r"^[ \t]*(?=[\[{])", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s,;]*")
 _ACTION = re.compile(
-    r"^[*_ \t]*Action[*_ \t]*:[*_ \t]*[`\"'\[]?(?P<name>[\w.:-]+)[`\"'\]]?[*_ \t]*\n"
-    r"\s*[*_ \t]*Action[ _]Input[*_ \t]*:[*_ \t]*",
+    # nothing is taken back: `_` and white space may belong to more than one part
+    r"^[*_ \t]*+Action[*_ \t]*+:[*_ \t]*+[`\"'\[]?(?P<name>[\w.:-]++)[`\"'\]]?[*_ \t]*+\n"
+    r"\s*+[*_ \t]*+Action[ _]Input[*_ \t]*:[*_ \t]*",
     re.MULTILINE | re.IGNORECASE,
 )
 _REACT_LINE = re.compile(
