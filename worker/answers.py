@@ -48,6 +48,15 @@ def is_markup(text: str) -> bool:
     return not _SAYS_NOTHING.sub("", text) and not _SIGN.match(text.strip())
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is one value of JSON, or has one in a fence; what was cut off is none."""
+    try:
+        json.loads(_unfenced(text))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """How the answers of a job are read: what its tools are, and what an answer must fit."""

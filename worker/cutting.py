@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from worker.arguments import read_arguments
@@ -65,14 +66,16 @@ def cut(text: str, most: int) -> str:
 def cut_arguments(text: str, most: int) -> str:
     """The arguments of a call, made no larger than `most` (or `KEPT_CHARS`), as a JSON object."""
     most = max(KEPT_CHARS, most)
-    if size_of(text) <= most:
-        return text
+    return _shorter(text, most) if size_of(text) > most else text
+
+
+@lru_cache(maxsize=64)  # while a call is one of the latest, it is cut again for each request
+def _shorter(text: str, most: int) -> str:
     given = _read(text)
-    if given is not None:
-        shorter = _largest(most, lambda size: _written(_cut_texts(given, size)))
-        if size_of(shorter) <= most:
-            return shorter
-    return _largest(most, lambda size: _written({"cut": _cut(text, size)}))
+    made = _largest(most, lambda n: _written(_cut_texts(given, n))) if given else text
+    if size_of(made) <= most:
+        return made
+    return _largest(most, lambda n: _written({"cut": _cut(text, n)}))
 
 
 def _read(text: str) -> dict[str, Any] | None:
@@ -102,9 +105,11 @@ def _largest(most: int, make: Callable[[int], str]) -> str:
 
     Escapes make a text in JSON larger than it is.
     """
+    least = make(_LEAST_CHARS)
+    if size_of(least) > most:
+        return least
     sizes = range(_LEAST_CHARS, most + 1)
-    count = bisect_right(sizes, most, key=lambda size: size_of(make(size)))
-    return make(sizes[max(0, count - 1)])
+    return make(sizes[bisect_right(sizes, most, key=lambda size: size_of(make(size))) - 1])
 
 
 def _cut(text: str, most: int) -> str:

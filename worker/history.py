@@ -168,7 +168,7 @@ class History:
         if done.output_file:  # not made by the job
             self._spilled.add(done.output_file)
         if done.lost_names:
-            self.lost_names += done.lost_names
+            self.lost_names = tuple(dict.fromkeys((*self.lost_names, *done.lost_names)))
         if is_whole:
             self.losses_in_a_row = 0
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby, takewhile
 
-from sandbox.types import Outcome
+from sandbox.types import Execution, Outcome
 from worker.errors import SkipCall
 from worker.fingerprints import (
     error_of,
@@ -197,7 +197,8 @@ class LoopHook(Hook):
             self._stop(run, why, is_first=count == stop)
         elif count == self._limits.nudge * factor:
             key = "repeat_poll" if factor > 1 else "repeat"
-            told = _repeat_failed(turns, count) or notice(key, count=count)
+            failed = _repeat_failed(turns, count) if factor == 1 else None
+            told = failed or notice(key, count=count)
             self._nudge(run, told, f"repeat:{count}")
 
     def _judge_errors(self, run: Run, turns: Sequence[Turn]) -> None:
@@ -271,11 +272,11 @@ def _quoted(steps: Sequence[Step], turns: Sequence[Turn]) -> str:
 
 
 def _is_poll(turn: Turn) -> bool:
-    """A step that looked at something which is still running, and found no error."""
+    """A step that looked at something which is still running, and was told of no error."""
     return all(
         (result := turn.results.get(call.id)) is not None
         and (done := result.execution) is not None
-        and done.outcome is Outcome.OK
+        and (done.outcome is Outcome.OK or _is_silent(done))
         and bool(
             done.background_processes
             or _WAITS.search(call.arguments[-_LAST_CHARS:])
@@ -283,6 +284,12 @@ def _is_poll(turn: Turn) -> bool:
         )
         for call in turn.calls
     )
+
+
+def _is_silent(done: Execution) -> bool:
+    """Whether it only says no, by its exit code: as `grep`, `pgrep` and `test` do."""
+    is_no = done.outcome is Outcome.ERROR and done.exit_code == 1
+    return is_no and not (done.error or done.output.strip() or done.value)
 
 
 def _last_line(text: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-from worker.answers import Answers
+from worker.answers import Answers, is_json
 from worker.budget import is_spent
 from worker.errors import SkipCall, Stop
 from worker.history import History
@@ -96,7 +96,7 @@ class ReplyHook(Hook):
         return None if reply.calls else self._fault_of_text(run, reply, said[0])
 
     def _fault_of_text(self, run: Run, reply: Reply, text: str) -> str | None:
-        if repeats_itself(text):
+        if repeats_itself(text) and not is_json(text):  # who has lost it closes no bracket
             return "repetition"
         if self._answers.offered.texts and is_promise(text):
             return "promise"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from worker.answers import is_markup
 from worker.conversation import KEPT_GROUPS, Conversation, Group
 from worker.cutting import cut, size_of
 from worker.errors import ModelUnavailable
@@ -105,7 +106,7 @@ def _fault(reply: Reply, replaced: int) -> str:
     """Why a reply is no summary; empty if it is one."""
     if reply.calls:
         return "the summary was a tool call"
-    if not reply.text:
+    if is_markup(reply.text):
         return "the summary was empty"
     if repeats_itself(reply.text):
         return "the summary repeats itself"

@@ -211,6 +211,14 @@ def test_an_answer_is_no_promise(bench, text):
     assert bench(say(text)).drive().answer == text
 
 
+@pytest.mark.parametrize("text", ["{}", "```json\n{}\n```"])
+def test_json_with_the_same_value_many_times_is_an_answer(bench, text):
+    text = text.replace("{}", json.dumps(["setosa"] * 60))
+    assert bench(say(text)).drive().answer == text
+    b = bench(say(text[:-6]), say("4"))
+    assert b.drive().answer == "4"
+
+
 # ---- what it must fit
 
 SCHEMA = {

@@ -455,6 +455,20 @@ def test_waiting_inside_of_a_shell_loop_is_a_poll(bench, command):
     assert b.drive().answer == "done"
 
 
+def test_a_check_that_only_says_not_yet_by_its_exit_code_is_a_poll(bench):
+    no = ok("", outcome="error", exit_code=1)
+    for command in ("sleep 20; grep done state", "while sleep 1; do test -f x; done", "pgrep x"):
+        b = bench(*[shell(command)] * 12, say("done"), respond=lambda *_: no)
+        assert b.drive().answer == "done"
+        assert "Wait longer" in b.notices[0].text
+
+
+def test_a_check_that_fails_with_words_is_no_poll(bench):
+    no = ok("no such file", outcome="error", exit_code=1)
+    b = bench(shell("sleep 20; cat state"), repeat_last=True, respond=lambda *_: no)
+    assert "6 times" in b.drive().error.message
+
+
 @pytest.mark.parametrize(
     ("message", "output"),
     [
