@@ -112,7 +112,7 @@ class AnswerHook(Hook):
         if not wrong:
             raise Stop("taken as the answer", reason=FinishReason.ANSWERED, answer=answer)
         sent_back = sum(n.reason == INVALID for turn in run.history.turns for n in turn.notices)
-        if sent_back >= self._corrections:
+        if sent_back >= self._corrections or reply.is_last:
             raise Stop(
                 f"the answer does not fit the schema after {sent_back} corrections: {wrong[0]}",
                 kind="AnswerInvalid",

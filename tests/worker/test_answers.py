@@ -297,6 +297,31 @@ def test_after_two_corrections_the_job_fails_and_the_last_answer_is_kept(bench):
     assert "after 2 corrections: mean: missing, required" in job.error.message
 
 
+def test_the_last_answer_of_a_recording_is_kept_though_it_does_not_fit(bench):
+    job = bench(say("one"), answer_schema=SCHEMA).drive()
+    assert (job.error.type, job.answer, job.steps) == ("AnswerInvalid", "one", 1)
+
+
+LAST_WORDS = {
+    "text": say('{"mean": 4}'),
+    "fence": say('```json\n{"mean": 4}\n```'),
+    "call": say(None, ("final_answer", {"answer": {"mean": 4}})),
+    "call as text": say('{"name": "final_answer", "arguments": {"mean": 4}}'),
+    "beside a call": say('{"mean": 4}', RUN),
+}
+
+
+@pytest.mark.parametrize("last", LAST_WORDS.values(), ids=LAST_WORDS)
+@pytest.mark.parametrize("early", [say("one"), say(None, ("final_answer", {"mean": "x"}))])
+@pytest.mark.parametrize("limit", [{"max_steps": 2}, {"max_tokens": 9}])
+def test_an_answer_that_is_mended_in_the_last_turn_is_the_answer(bench, last, early, limit):
+    b = bench(say(None, RUN), {**early, "usage": {"input_tokens": 9}}, last, **limit)
+    b.settings = b.settings.model_copy(update={"answer_schema": SCHEMA})
+    job = b.drive()
+    assert (job.finish_reason, job.answer, job.steps) == (FinishReason.BUDGET, '{"mean": 4}', 3)
+    assert "schema" not in job.error.message
+
+
 def test_how_often_it_is_sent_back_is_a_setting(bench):
     job = bench(say("one"), say("two"), answer_schema=SCHEMA, answer_corrections=0).drive()
     assert (job.error.type, job.answer, job.steps) == ("AnswerInvalid", "one", 1)
