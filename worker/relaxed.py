@@ -192,9 +192,8 @@ class _Reader:
             return self._escape(quote)
         if self._text.startswith(quote, self._at):
             # of four quotes in a row the first belongs to the code
-            return self._take(
-                len(quote) if self._text[self._at + len(quote) :][:1] != quote[0] else 1
-            )
+            is_more = self._text.startswith(quote[0], self._at + len(quote))
+            return self._take(1 if is_more else len(quote))
         found = _PLAIN[quote[0]].match(self._text, self._at)
         part = self._take(len(found[0]) if found and found[0] else 1)
         self._note(_RAW if quote not in _RAW_QUOTES and _CONTROL.search(part) else None)
