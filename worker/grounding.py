@@ -20,7 +20,7 @@ from worker.messages import Reply, ResultStatus
 from worker.prompts import notice
 
 REASON = "grounding:"
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _BLANK = re.compile(r"\[[a-z]+(?:_[a-z]+)+\]|<[a-z]+(?:_[a-z]+)+>|\{[a-z]+(?:_[a-z]+)+\}")
 _TELLING = 3  # digits; shorter numbers count things that need no result
 _SHOWN = 5

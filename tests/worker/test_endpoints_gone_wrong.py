@@ -193,7 +193,7 @@ def test_an_unknown_model_is_compared_with_those_that_are_there(httpserver, chat
         ask(chat(model="qwen3-8"))
 
 
-@pytest.mark.parametrize("listed", ["[]", "{}", PAGE, '{"data": null}', '{"data": {"a": 1}}'])
+@pytest.mark.parametrize("listed", ["[]", "{}", PAGE, '{"data": null}', '{"data": {"a": 1}}', '{"data": 7}'])
 def test_a_list_of_models_that_is_none_changes_nothing(httpserver, chat, listed):
     serve(httpserver, error(404, "The model does not exist"))
     httpserver.expect_request("/v1/models").respond_with_data(listed)
@@ -638,6 +638,17 @@ def test_a_cancel_is_seen_within_a_fifth_of_a_second(chat):
         pytest.param("[1]", id="a list"),
         pytest.param("[" * 100_000, id="nested too deeply"),
         pytest.param(
+            '{"choices": [{"message": {"content": "x", "y": ' + "[" * 300 + "]" * 300 + "}}]}",
+            id="nested more deeply than can be stored",
+        ),
+        pytest.param({"choices": 7}, id="choices are a number"),
+        pytest.param({"choices": True}, id="choices are true"),
+        pytest.param(answer(say("a" * 1_000_000)), id="more text than can be a reply"),
+        pytest.param(
+            answer({"content": None, "tool_calls": [{"name": "a"}] * 20_000}),
+            id="more calls than can be a reply",
+        ),
+        pytest.param(
             '{"choices": [{"message": ' + "9" * 5000 + "}]}", id="a number of 5000 digits"
         ),
         pytest.param(answer(finish="error"), id="an error as its end"),
@@ -651,6 +662,21 @@ def test_a_cancel_is_seen_within_a_fifth_of_a_second(chat):
 def test_what_is_no_reply_is_asked_for_again(httpserver, chat, body):
     serve(httpserver, body, answer())
     assert ask(chat()).text == "hello"
+
+
+@pytest.mark.parametrize("depth", [70, 500, 950])
+def test_an_error_that_is_nested_deeply_is_told_as_it_stands(httpserver, chat, depth):
+    serve(httpserver, (400, '{"error": {"message": ' + "[" * depth + "]" * depth + "}}"))
+    with pytest.raises(ModelRefused, match=r'refused the request .400.: \{"error'):
+        ask(chat())
+
+
+def test_a_model_may_call_itself_what_it_likes(httpserver, chat):
+    serve(httpserver, answer(model="m\ud800"), answer(model=["\ud800" * 300]))
+    for _ in range(2):
+        reply = ask(chat())
+        assert reply.model_dump_json()
+        assert len(reply.model) <= 200
 
 
 def test_a_page_in_place_of_every_reply_names_the_address(httpserver, chat):

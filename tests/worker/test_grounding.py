@@ -126,6 +126,7 @@ def test_an_answer_that_comes_as_a_call_is_looked_at_as_well(drive):
         ("year 2010", ["2010"]),
         ("build abc123 and v1.234", []),
         ("1e999 and " + "9" * 400, ["9" * 400]),
+        ("123e" + "9" * 5000, []),
         ("", []),
     ],
 )
