@@ -193,7 +193,9 @@ def test_an_unknown_model_is_compared_with_those_that_are_there(httpserver, chat
         ask(chat(model="qwen3-8"))
 
 
-@pytest.mark.parametrize("listed", ["[]", "{}", PAGE, '{"data": null}', '{"data": {"a": 1}}', '{"data": 7}'])
+@pytest.mark.parametrize(
+    "listed", ["[]", "{}", PAGE, '{"data": null}', '{"data": {"a": 1}}', '{"data": 7}']
+)
 def test_a_list_of_models_that_is_none_changes_nothing(httpserver, chat, listed):
     serve(httpserver, error(404, "The model does not exist"))
     httpserver.expect_request("/v1/models").respond_with_data(listed)
