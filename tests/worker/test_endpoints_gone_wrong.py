@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import shutil
 import ssl
 import subprocess
 import time
-from contextlib import suppress
+import zlib
+from contextlib import closing, suppress
 
 import pytest
 from werkzeug import Response
@@ -25,6 +27,7 @@ from worker.errors import (
     ToolsUnsupported,
 )
 from worker.messages import Finish, FinishReason, Message, Role, Status
+from worker.models.exchange import Line
 from worker.models.openai_chat import Retries
 from worker.models.waiting import asked_by_headers, asked_by_text
 from worker.testing import say
@@ -161,6 +164,25 @@ def test_no_page_takes_long_to_read(httpserver, chat, page):
         ask(chat())
     assert time.monotonic() - started < 2
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_an_error_that_is_packed_is_read(httpserver, chat, encoding, pack):
+    packed = Response(pack(b'{"error": "no such thing"}'), 400, {"Content-Encoding": encoding})
+    httpserver.expect_request("/v1/chat/completions").respond_with_response(packed)
+    with pytest.raises(ModelRefused, match="no such thing"):
+        ask(chat())
+
+
+def test_of_an_error_that_unpacks_without_an_end_the_beginning_is_read(httpserver):
+    bomb = gzip.compress(b"a" * 50_000_000)
+    packed = Response(bomb, 400, {"Content-Encoding": "gzip"})
+    httpserver.expect_request("/page").respond_with_response(packed)
+    line = Line()
+    with closing(line):
+        assert line.client.get(httpserver.url_for("/page")).content == b"a" * 256 * 1024
 
 
 def test_no_control_characters_of_an_endpoint_reach_a_terminal(httpserver, chat, caplog):
