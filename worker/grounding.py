@@ -21,9 +21,9 @@ from worker.messages import Reply, ResultStatus
 from worker.prompts import notice
 
 REASON = "grounding:"
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,4})?")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 # As people write numbers: with separators of thousands, or a comma before the decimals.
-_SAID = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,'’ \u00a0\u202f]\d+)*(?:[eE][-+]?\d{1,4})?")
+_SAID = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,'’ \u00a0\u202f]\d+)*(?:[eE][-+]?\d{1,3})?")
 _GROUPED = re.compile(r"[-+]?\d{1,3}([.,'’ \u00a0\u202f])\d{3}(?:\1\d{3})*(?:[.,]\d+)?")
 _LIST = re.compile(r"[-+]?\d+(?:,\d+)+")
 _COMMA = re.compile(r"[-+]?\d+,\d+")

@@ -34,6 +34,7 @@ from worker.messages import (
 
 T = TypeVar("T")
 
+MOST_CALLS = 128  # of one reply: OpenAI's endpoints take no message back that has more
 _WHOLE = {ResultStatus.OK, ResultStatus.ERROR}  # the call has run to its end
 
 
@@ -227,12 +228,13 @@ class History:
         """Give the calls of a new reply ids of our own.
 
         Those of endpoints are missing, repeated or too long. Nine letters and digits are what
-        the strictest of them (Mistral's) takes; all others take them too.
+        the strictest of them (Mistral's) takes; all others take them too. Of more calls than
+        anybody makes the first are kept.
         """
         first = len(self._numbers) + 1
         calls = tuple(
             call.model_copy(update={"id": f"c{first + i:08d}"})
-            for i, call in enumerate(reply.calls)
+            for i, call in enumerate(_first_of(reply.calls))
         )
         message = reply.message.model_copy(update={"tool_calls": calls})
         return reply.model_copy(update={"message": message})
@@ -247,6 +249,16 @@ class History:
         if budget.max_working_s is not None:
             left = min(left, budget.max_working_s - (elapsed - self.waited_s))
         return left
+
+
+def _first_of(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    """As many calls as one reply may have; the last of them says how many were dropped."""
+    if len(calls) <= MOST_CALLS:
+        return calls
+    last = calls[MOST_CALLS - 1]
+    why = f"{len(calls) - MOST_CALLS} calls behind this one were dropped, {MOST_CALLS} are the most"
+    repaired = f"{last.repaired}; {why}" if last.repaired else why
+    return (*calls[: MOST_CALLS - 1], last.model_copy(update={"repaired": repaired}))
 
 
 def fold(job: Job, event: Event) -> Job:

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-_DEEPEST = 64
+DEEPEST = 64  # brackets in each other; what stores and shows a value calls itself for each
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORD = re.compile(r"-?\d[\d.eE+-]*|[A-Za-z]+")
 _QUOTES = ('"""', "'''", '"', "'", "`")
 _RAW_QUOTES = {'"""', "'''", "`"}
+_TOO_DEEP = "too many brackets in each other"
 _RAW = "raw control characters in strings were escaped"
 _UNUSUAL = {
     **dict.fromkeys(('"""', "'''"), "triple-quoted strings were escaped"),
@@ -69,18 +71,41 @@ class Value(NamedTuple):
 def read_value(text: str, start: int = 0) -> Value:
     """Read the one value that begins at `start`, after white space. Raises `Unreadable`."""
     start = _skip(text, start)
-    try:
-        return Value(*_STRICT.raw_decode(text, start))
-    except json.JSONDecodeError:
-        pass
-    except (RecursionError, ValueError) as error:  # depth; a number of thousands of digits
-        raise Unreadable(str(error), text, start) from error
-    try:
-        return Value(*_WITH_RAW.raw_decode(text, start), (_RAW,))
-    except json.JSONDecodeError:
-        return _Reader(text).read(start)
-    except (RecursionError, ValueError) as error:
-        raise Unreadable(str(error), text, start) from error
+    found = _json(text, start) or _Reader(text).read(start)
+    if is_deep(found.value):
+        raise Unreadable(_TOO_DEEP, text, start)
+    return found
+
+
+def is_deep(value: Any) -> bool:  # noqa: ANN401 - JSON
+    """Whether a value has more brackets in each other than anything here reads or keeps."""
+    return any(depth > DEEPEST for depth, _ in enumerate(levels_of(value)))
+
+
+def levels_of(value: Any) -> Iterator[list[Any]]:  # noqa: ANN401 - JSON
+    """Everything in a value: itself, what is in it, what is in that, and so on."""
+    level = [value]
+    while level:
+        yield level
+        level = [inner for item in level for inner in _inside(item)]
+
+
+def _inside(value: Any) -> Iterable[Any]:  # noqa: ANN401 - JSON
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _json(text: str, start: int) -> Value | None:
+    """The value that is JSON but for raw control characters; None for one that is not."""
+    for decoder, notes in ((_STRICT, ()), (_WITH_RAW, (_RAW,))):
+        try:
+            return Value(*decoder.raw_decode(text, start), notes)
+        except json.JSONDecodeError:
+            continue
+        except (RecursionError, ValueError) as error:  # depth; a number of thousands of digits
+            raise Unreadable(str(error), text, start) from error
+    return None
 
 
 class _Reader:
@@ -97,8 +122,8 @@ class _Reader:
         return Value(value, self._at, tuple(self._notes))
 
     def _value(self, follows: str, depth: int) -> Any:  # noqa: ANN401 - JSON
-        if depth > _DEEPEST:
-            raise self._unreadable("too many brackets in each other")
+        if depth > DEEPEST:
+            raise self._unreadable(_TOO_DEEP)
         self._space()
         match self._text[self._at : self._at + 1]:
             case "{":

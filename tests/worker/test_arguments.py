@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import assume, given, reject, settings
@@ -96,10 +97,31 @@ def test_what_is_no_object_is_refused(text):
         read_arguments(text)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "9" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[" * 100_000, '{"a": ' * 100_000, '{"a": ' + "9" * 5000 + "}"),
+        *('{"a": ' + "[" * depth + "]" * depth + "}" for depth in (65, 250, 600, 10_000)),
+    ],
+    ids=lambda text: f"{text[:8]}x{len(text)}",
+)
 def test_what_would_break_the_parser_is_refused(text):
     with pytest.raises(ArgumentsInvalid):
         read_arguments(text)
+
+
+def test_brackets_in_each_other_are_read_as_far_as_anybody_writes_them():
+    read, _ = read_arguments('{"a": ' + "[" * 60 + "]" * 60 + "}")
+    assert str(read).count("[") == 60
+
+
+@pytest.mark.parametrize("part", ['"', "'", '"""', '"a",', "\\", '{"a":', "`", '"+'])
+def test_no_arguments_take_long(part):
+    text = "{'command': '" + part * (600_000 // len(part))
+    started = time.process_time()
+    with pytest.raises(ArgumentsInvalid):
+        read_arguments(text)
+    assert time.process_time() - started < 6
 
 
 def test_halves_of_surrogate_pairs_are_replaced():

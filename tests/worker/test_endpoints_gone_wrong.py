@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import shutil
 import ssl
 import subprocess
 import time
-from contextlib import suppress
+import zlib
+from contextlib import closing, suppress
 
 import pytest
 from werkzeug import Response
@@ -25,6 +27,7 @@ from worker.errors import (
     ToolsUnsupported,
 )
 from worker.messages import Finish, FinishReason, Message, Role, Status
+from worker.models.exchange import Line
 from worker.models.openai_chat import Retries
 from worker.models.waiting import asked_by_headers, asked_by_text
 from worker.testing import say
@@ -163,6 +166,25 @@ def test_no_page_takes_long_to_read(httpserver, chat, page):
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_an_error_that_is_packed_is_read(httpserver, chat, encoding, pack):
+    packed = Response(pack(b'{"error": "no such thing"}'), 400, {"Content-Encoding": encoding})
+    httpserver.expect_request("/v1/chat/completions").respond_with_response(packed)
+    with pytest.raises(ModelRefused, match="no such thing"):
+        ask(chat())
+
+
+def test_of_an_error_that_unpacks_without_an_end_the_beginning_is_read(httpserver):
+    bomb = gzip.compress(b"a" * 50_000_000)
+    packed = Response(bomb, 400, {"Content-Encoding": "gzip"})
+    httpserver.expect_request("/page").respond_with_response(packed)
+    line = Line()
+    with closing(line):
+        assert line.client.get(httpserver.url_for("/page")).content == b"a" * 256 * 1024
+
+
 def test_no_control_characters_of_an_endpoint_reach_a_terminal(httpserver, chat, caplog):
     serve(httpserver, error(503, "\x1b[2Jbusy\x07\n\u202e"), error(401, "\x1b]0;x\x07no"))
     with pytest.raises(ModelRefused) as caught:
@@ -193,7 +215,9 @@ def test_an_unknown_model_is_compared_with_those_that_are_there(httpserver, chat
         ask(chat(model="qwen3-8"))
 
 
-@pytest.mark.parametrize("listed", ["[]", "{}", PAGE, '{"data": null}', '{"data": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "listed", ["[]", "{}", PAGE, '{"data": null}', '{"data": {"a": 1}}', '{"data": 7}']
+)
 def test_a_list_of_models_that_is_none_changes_nothing(httpserver, chat, listed):
     serve(httpserver, error(404, "The model does not exist"))
     httpserver.expect_request("/v1/models").respond_with_data(listed)
@@ -638,6 +662,17 @@ def test_a_cancel_is_seen_within_a_fifth_of_a_second(chat):
         pytest.param("[1]", id="a list"),
         pytest.param("[" * 100_000, id="nested too deeply"),
         pytest.param(
+            '{"choices": [{"message": {"content": "x", "y": ' + "[" * 300 + "]" * 300 + "}}]}",
+            id="nested more deeply than can be stored",
+        ),
+        pytest.param({"choices": 7}, id="choices are a number"),
+        pytest.param({"choices": True}, id="choices are true"),
+        pytest.param(answer(say("a" * 1_000_000)), id="more text than can be a reply"),
+        pytest.param(
+            answer({"content": None, "tool_calls": [{"name": "a"}] * 20_000}),
+            id="more calls than can be a reply",
+        ),
+        pytest.param(
             '{"choices": [{"message": ' + "9" * 5000 + "}]}", id="a number of 5000 digits"
         ),
         pytest.param(answer(finish="error"), id="an error as its end"),
@@ -651,6 +686,21 @@ def test_a_cancel_is_seen_within_a_fifth_of_a_second(chat):
 def test_what_is_no_reply_is_asked_for_again(httpserver, chat, body):
     serve(httpserver, body, answer())
     assert ask(chat()).text == "hello"
+
+
+@pytest.mark.parametrize("depth", [70, 500, 950])
+def test_an_error_that_is_nested_deeply_is_told_as_it_stands(httpserver, chat, depth):
+    serve(httpserver, (400, '{"error": {"message": ' + "[" * depth + "]" * depth + "}}"))
+    with pytest.raises(ModelRefused, match=r'refused the request .400.: \{"error'):
+        ask(chat())
+
+
+def test_a_model_may_call_itself_what_it_likes(httpserver, chat):
+    serve(httpserver, answer(model="m\ud800"), answer(model=["\ud800" * 300]))
+    for _ in range(2):
+        reply = ask(chat())
+        assert reply.model_dump_json()
+        assert len(reply.model) <= 200
 
 
 def test_a_page_in_place_of_every_reply_names_the_address(httpserver, chat):

@@ -419,7 +419,7 @@ MENDED = [
     ("x = prices['p'].astype(int)", "x.tolist() == [1200, 900]"),
     ("x = pd.to_numeric(prices['p'])", "x.sum() == 2100"),
     ("x = prices[['p', 'q']].astype('float64')", "x.sum().tolist() == [2100, 19]"),
-    ("x = sales['Amount'].tolist()", "x == ['1', 'x']"),
+    ("x = bom['ID'].sum() if 0 else bom['V'].sum()", "x == 2"),
     ("x = df['fare'].sum()", "x == 6"),
 ]
 
@@ -433,6 +433,14 @@ def test_the_line_that_a_hint_gives_is_right(ready, line, holds):
     assert found, said
     done = ready.python(f"{better}\nbool({holds})")
     assert done.value == "True", (better, done.error, done.value)
+
+
+def test_spaces_around_the_names_of_columns_are_taken_away_before_the_line_that_fails(ready):
+    read = "sales = pd.read_csv('sales.csv')"
+    code = f"{read}\nfor _ in 'a':\n    x = sales['amount'].tolist()\nx"
+    advice = advise(ready.python(code), code)
+    assert advice.said.endswith("; sales.columns = sales.columns.str.strip() takes the spaces away")
+    assert ready.python(advice.mended(code)).value == "['1', 'x']"
 
 
 def test_values_that_were_coerced_away_are_told_and_the_call_is_mended(ready):

@@ -69,6 +69,14 @@ def test_ids_of_the_endpoint_are_replaced_by_unique_short_ones(bench):
     assert all(len(i) == 9 and i.isalnum() for i in ids)
 
 
+def test_of_a_flood_of_calls_the_first_run_and_the_model_is_told(bench):
+    b = bench(say(None, *[python(str(i)) for i in range(300)]), say("done"))
+    assert b.drive().answer == "done"
+    assert b.sandbox.ran == [str(i) for i in range(128)]
+    assert "172 calls behind this one were dropped" in b.results[-1].text
+    assert len(b.model.requests[-1].messages[2].tool_calls) == 128
+
+
 def test_the_intent_of_a_call_is_stored_before_it_runs(bench):
     seen = []
 

@@ -152,6 +152,11 @@ def test_what_is_no_message_is_said_to_be_none(wire):
         normal_message(wire)
 
 
+def test_parts_whose_kind_is_no_text_are_read_as_texts():
+    parts = [{"type": ["thinking"], "text": "a"}, {"type": {"b": 1}, "text": "b"}, None, 7]
+    assert normal_message({"content": parts}).text == "ab7"
+
+
 TEXT = {"message": {"content": "text"}}
 CALLS = {"message": {"content": None, "tool_calls": [{"function": NAMED}]}}
 NOTHING = {"message": {"content": None}}
@@ -172,6 +177,8 @@ NOTHING = {"message": {"content": None}}
         ({}, None),
         (None, None),
         ("x", None),
+        (7, None),
+        (True, None),
     ],
 )
 def test_one_of_several_choices_is_the_reply(choices, chosen):

@@ -34,7 +34,7 @@ from worker.errors import (
     ModelUnavailable,
     QuotaSpent,
 )
-from worker.messages import Finish, Message, Role
+from worker.messages import Finish, Message, Role, ToolCall
 from worker.models.base import Model
 from worker.models.waiting import asked_by_headers
 from worker.testing import say
@@ -92,6 +92,60 @@ def test_what_goes_back_has_only_fields_that_all_endpoints_know(httpserver, chat
     assert set(back["tool_calls"][0]) == {"id", "type", "function", "extra_content"}
     ask(chat(send_reasoning=True), messages=turn)
     assert sent(httpserver)["messages"][2]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize(
+    ("name", "sent_name"),
+    [
+        ("shell", "shell"),
+        ("functions.shell", "shell"),
+        ("shell<|channel|>commentary", "shell"),
+        ("multi_tool_use.parallel", "multi_tool_use_parallel"),
+        ("sh\x1b[31m\x00\u00e9ll", "sh__31m__ll"),
+        ("", "unnamed"),
+        ("n" * 10_000, "n" * 64),
+    ],
+    ids=lambda name: ascii(name)[:20],
+)
+def test_a_name_goes_back_as_the_strictest_endpoints_take_it(httpserver, chat, name, sent_name):
+    assert _sent_back(httpserver, chat, name, "{}")["name"] == sent_name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent_arguments"),
+    [
+        ('{"x":  1}', '{"x":  1}'),
+        ("", "{}"),
+        ('{"code": "a\nb"}', '{"code": "a\\nb"}'),
+        ("{'x': 1}", '{"x": 1}'),
+        ('```json\n{"x": 1}\n```', '{"x": 1}'),
+        ('{"x": 1}{"x": 2}', '{"x": 1}'),
+        ('"{}"', "{}"),
+        ('{"x": "\\ud800"}', '{"x": "\ufffd"}'),
+        ('{"x": "rm', '{"unreadable": "{\\"x\\": \\"rm"}'),
+        ("[1]", '{"unreadable": "[1]"}'),
+        ('{"x": NaN}', '{"unreadable": "{\\"x\\": NaN}"}'),
+    ],
+)
+def test_arguments_go_back_as_an_object_whatever_the_model_wrote(
+    httpserver, chat, arguments, sent_arguments
+):
+    """vLLM and llama.cpp refuse every request with arguments in it that are no JSON."""
+    assert _sent_back(httpserver, chat, "shell", arguments)["arguments"] == sent_arguments
+
+
+def test_arguments_that_are_nested_too_deeply_go_back_as_a_text(httpserver, chat):
+    deep = '{"x": ' + "[" * 900 + "]" * 900 + "}"
+    back = json.loads(_sent_back(httpserver, chat, "shell", deep)["arguments"])
+    assert back == {"unreadable": deep}
+
+
+def _sent_back(httpserver, chat, name, arguments):
+    """The function of a call as a later request has it."""
+    call = ToolCall(id="a", name=name, arguments=arguments)
+    serve(httpserver, answer())
+    ask(chat(), messages=(SYSTEM, GOAL, Message(role=Role.ASSISTANT, tool_calls=(call,))))
+    return sent(httpserver)["messages"][2]["tool_calls"][0]["function"]
 
 
 # ---- shapes of replies

@@ -61,6 +61,8 @@ def test_what_models_do_is_made_normal_as_from_an_endpoint(tmp_path):
         ('{"role": "assistant", "content": "x"', "not JSON"),
         ("plain words", "not JSON"),
         ("[1]", "not an object"),
+        ("[" * 100_000, "not JSON: too many brackets"),
+        ('{"content": "x", "y": ' + "[" * 300 + "]" * 300 + "}", "not JSON: too many brackets"),
         ('{"role": "user", "content": "x"}', "role is 'user'"),
         ('{"role": "assistant"}', "neither content nor tool_calls"),
         ('{"content": 3}', "content is not text"),

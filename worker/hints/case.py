@@ -84,7 +84,7 @@ class Case:
 
 
 class Advice(NamedTuple):
-    """What to do, and where that is certain the line to write in place of `old`."""
+    """What to do, and where that is certain what to write in place of the line `old`."""
 
     text: str
     old: str = ""
@@ -92,7 +92,9 @@ class Advice(NamedTuple):
 
     @property
     def said(self) -> str:
-        return self.text + (hint_text("mended", line=self.new) if self.new else "")
+        """The advice as one line; where a line is to be put before another, its text says so."""
+        is_line = self.new and "\n" not in self.new
+        return self.text + (hint_text("mended", line=self.new) if is_line else "")
 
     def mended(self, code: str) -> str:
         """The code with its line mended; empty when that cannot be done, or would be long."""
@@ -100,7 +102,8 @@ class Advice(NamedTuple):
         at = [number for number, line in enumerate(lines) if line.strip() == self.old]
         if not self.new or len(at) != 1 or "```" in code or len(code) > _MOST_CODE:
             return ""
-        lines[at[0]] = lines[at[0]].replace(self.old, self.new)
+        indent = lines[at[0]].partition(self.old)[0]
+        lines[at[0]] = "\n".join(indent + line for line in self.new.split("\n"))
         return "\n".join(lines)
 
 

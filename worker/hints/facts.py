@@ -158,11 +158,13 @@ def _key(case: Case) -> Advice | str | None:
 def _listed(case: Case, wanted: list[str], columns: tuple[str, ...]) -> Advice | str:
     if re.search(r"\.(?:loc|at)\[", case.source) and not closest(wanted, columns):
         return hint_text("row")
-    text = listing("column", wanted, columns)
-    spaced = [name for name in closest(wanted, columns) if name.strip() in wanted]
-    if any(name != name.strip() for name in spaced):
-        text += hint_text("column_spaces", frame=next(iter(case.fact("frame")), "df"))
-    return mended(text, case.source, _respelt(case, wanted, closest(wanted, columns)))
+    text, close = listing("column", wanted, columns), closest(wanted, columns)
+    spaced = [name for name in close if name.strip() in wanted and name != name.strip()]
+    if not spaced:
+        return mended(text, case.source, _respelt(case, wanted, close))
+    strip = hint_text("column_strip", frame=next(iter(case.fact("frame")), "df"))
+    text += hint_text("column_spaces", line=strip)
+    return mended(text, case.source, f"{strip}\n{case.source}")
 
 
 def _respelt(case: Case, wanted: list[str], close: tuple[str, ...]) -> str:

@@ -9,8 +9,11 @@ from typing import Any
 import httpx2
 
 from worker.models.streaming import Broken, Pulse, assembled, chunks, read_json
+from worker.relaxed import levels_of
 
-MOST_BYTES = 64 * 1024 * 1024
+MOST_BYTES = 64 * 1024 * 1024  # on the wire, where a piece of a few letters takes hundreds
+MOST_CHARS = 1_000_000  # twice what models can write; each of them is read a dozen times
+_PER_OBJECT = 64  # characters, for what a call costs beside its texts
 _EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -25,12 +28,13 @@ def read_answer(response: httpx2.Response, pulse: Pulse, most_bytes: int = MOST_
     body = chain([start], parts)
     is_stream = "event-stream" in response.headers.get("content-type", "")
     if start.startswith(_EVENTS) or (is_stream and not start.startswith(b"{")):
-        return assembled(chunks(_lines(body)))
+        return _bounded_answer(assembled(chunks(_lines(body))))
     text = b"".join(body).decode("utf-8-sig", "replace")
     try:
-        return read_json(text)
-    except (ValueError, RecursionError):
+        answer = read_json(text)
+    except ValueError:
         return text
+    return _bounded_answer(answer)
 
 
 def _bounded(parts: Iterable[bytes], pulse: Pulse, most_bytes: int) -> Iterator[bytes]:
@@ -41,6 +45,19 @@ def _bounded(parts: Iterable[bytes], pulse: Pulse, most_bytes: int) -> Iterator[
         if left < 0:
             raise Broken(f"the reply is longer than {most_bytes:,} bytes")
         yield part
+
+
+def _bounded_answer(answer: Any) -> Any:  # noqa: ANN401 - whatever came
+    """The answer. Raises `Broken` for one with more in it than can be a reply."""
+    if sum(map(_size, chain.from_iterable(levels_of(answer)))) > MOST_CHARS:
+        raise Broken(f"the reply has more than {MOST_CHARS:,} characters")
+    return answer
+
+
+def _size(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return _PER_OBJECT if isinstance(value, dict) else 1
 
 
 def _start(parts: Iterator[bytes]) -> bytes:

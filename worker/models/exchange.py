@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from queue import SimpleQueue
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 _POLL_S = 0.1
 _MOST_OF_A_PAGE = 256 * 1024  # bytes of an answer that is no success
+_PACKED = {"gzip", "x-gzip", "deflate"}
+_ANY_HEADER = zlib.MAX_WBITS | 32  # of gzip or zlib
 _KEPT = 3  # of the latest connections; older ones are closed
 
 
@@ -123,18 +126,28 @@ def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
 
 
 class _Shortened(httpx2.SyncByteStream):
-    """The beginning of what another stream has."""
+    """The beginning of what another stream has, unpacked: a kilobyte can unpack to a megabyte."""
 
-    def __init__(self, stream: httpx2.SyncByteStream) -> None:
+    def __init__(self, stream: httpx2.SyncByteStream, *, is_packed: bool) -> None:
         self._stream = stream
+        self._unpacking = zlib.decompressobj(_ANY_HEADER) if is_packed else None
 
     def __iter__(self) -> Iterator[bytes]:
         left = _MOST_OF_A_PAGE
-        for part in self._stream:
-            yield part[:left]
+        for packed in self._stream:
+            part = self._unpacked(packed, left)[:left]
+            yield part
             left -= len(part)
             if left <= 0:
                 return
+
+    def _unpacked(self, part: bytes, most: int) -> bytes:
+        if self._unpacking is None:
+            return part
+        try:
+            return self._unpacking.decompress(part, most)
+        except zlib.error as error:
+            raise httpx2.DecodingError(str(error)) from error
 
     def close(self) -> None:
         self._stream.close()
@@ -143,7 +156,8 @@ class _Shortened(httpx2.SyncByteStream):
 def _shorten(response: httpx2.Response) -> None:
     """Bound what the library reads by itself: whatever is no success."""
     if not response.is_success and isinstance(response.stream, httpx2.SyncByteStream):
-        response.stream = _Shortened(response.stream)
+        encoding = response.headers.pop("content-encoding", "").strip().lower()
+        response.stream = _Shortened(response.stream, is_packed=encoding in _PACKED)
 
 
 def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -28,6 +28,7 @@ from worker.errors import (
 )
 from worker.messages import Record
 from worker.models.waiting import asked_by_headers, asked_by_text
+from worker.relaxed import is_deep
 from worker.urls import without_password
 
 _QUOTA = re.compile(
@@ -161,7 +162,8 @@ class Endpoint(Record):
 
 def from_status(error: openai.APIStatusError, endpoint: Endpoint) -> ModelUnavailable:
     """The meaning of an answer that is not a success."""
-    told = told_by(error.body) or error.response.text.strip()
+    told = "" if is_deep(error.body) else told_by(error.body)
+    told = told or error.response.text.strip()
     wait_s = asked_by_headers(error.response.headers)
     return from_text(error.status_code, told, endpoint, wait_s)
 

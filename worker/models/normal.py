@@ -14,6 +14,7 @@ from typing import Any
 from worker.arguments import clean
 from worker.errors import ModelUnavailable
 from worker.messages import Finish, Message, Wire
+from worker.models.streaming import read_json
 from worker.models.thoughts import split_thought
 
 _DROPPED = {"function_call", "refusal", "annotations", "audio"}
@@ -39,7 +40,8 @@ def chosen_of(answer: Wire) -> Wire | None:
     choices = answer.get("choices")
     if isinstance(choices, dict):
         choices = [choices] if "message" in choices else list(choices.values())
-    found = [choice for choice in choices if isinstance(choice, dict)] if choices else []
+    listed = choices if isinstance(choices, list) else []
+    found = [choice for choice in listed if isinstance(choice, dict)]
     if not found:
         return None
     messages = [(choice, _message_of(choice)) for choice in found]
@@ -100,11 +102,16 @@ def _said(content: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever came
     texts: list[str] = []
     thoughts: list[str] = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else ""
+        kind = _kind(part)
         if kind in _CALL_PARTS:
             continue
         (thoughts if kind in _THOUGHT_PARTS else texts).append(_text(part))
     return "".join(texts), "".join(thoughts)
+
+
+def _kind(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - whatever came
@@ -132,7 +139,7 @@ def _calls(wire: Wire) -> list[Wire]:
         calls = [{"function": wire["function_call"]}]
     if not calls and isinstance(wire.get("content"), list):
         parts = wire["content"]
-        calls = [p for p in parts if isinstance(p, dict) and p.get("type") in _CALL_PARTS]
+        calls = [part for part in parts if _kind(part) in _CALL_PARTS]
     return [_call(call, i) for i, call in enumerate(calls) if isinstance(call, dict)]
 
 
@@ -140,8 +147,8 @@ def _listed(calls: Any) -> list[Any]:  # noqa: ANN401 - whatever came
     """Calls as a list, whether they came as one, as a single one, by number, or as JSON."""
     if isinstance(calls, str):
         try:
-            calls = json.loads(calls)
-        except (ValueError, RecursionError):
+            calls = read_json(calls)
+        except ValueError:
             return []
     if isinstance(calls, dict):
         is_one = calls.keys() & {"function", "name", "custom"}

@@ -17,6 +17,7 @@ import httpx2
 import openai
 from pydantic import SecretStr
 
+from worker.arguments import clean
 from worker.endpoints import ModelChoice
 from worker.errors import ModelRefused, ModelTimeout, ModelUnavailable
 from worker.messages import Finish, Message, Record, Reply, Role, Usage, Wire
@@ -33,6 +34,7 @@ from worker.models.failures import (
     from_status,
 )
 from worker.models.normal import chosen_of, is_interrupted, normal_finish, normal_message
+from worker.models.sendable import sendable_call
 from worker.models.slots import Slots
 from worker.models.streaming import Broken, Pulse
 from worker.models.waiting import Patience
@@ -42,6 +44,7 @@ _log = logging.getLogger(__name__)
 _MOST_COUNTED = 2**40  # tokens; what is more is no count
 _NAMES_S = 5.0
 _MOST_NAMES = 2000
+_NAME_CHARS = 200
 
 
 class Retries(Record):
@@ -217,9 +220,8 @@ class OpenAIChat:
         empty = None if self._dialect.takes_null else ""
         wire = {"content": empty, **{k: v for k, v in wire.items() if k in known}}
         wire["content"] = empty if wire["content"] is None else wire["content"]
-        for call in wire.get("tool_calls", ()):
-            for field in call.keys() - {"id", "type", "function", "extra_content"}:
-                del call[field]
+        if calls := wire.get("tool_calls"):
+            wire["tool_calls"] = [sendable_call(call) for call in calls]
         return wire
 
     # ---- what comes back
@@ -247,7 +249,7 @@ class OpenAIChat:
             message=message,
             finish=self._finish(choice.get("finish_reason"), message, told, request),
             usage=usage,
-            model=str(answer.get("model") or self.name)[:200],
+            model=clean(str(answer.get("model") or self.name)[:_NAME_CHARS]),
         )
 
     def _finish(self, said: object, message: Message, told: Any, request: Request) -> Finish:  # noqa: ANN401
@@ -284,7 +286,8 @@ class OpenAIChat:
         except ModelUnavailable:  # which says nothing of the model
             return error
         listed = answer.get("data") if isinstance(answer, dict) else None
-        found = [m.get("id") for m in listed if isinstance(m, dict)] if listed else []
+        listed = listed if isinstance(listed, list) else []
+        found = [m.get("id") for m in listed if isinstance(m, dict)]
         names = [n for n in found[:_MOST_NAMES] if isinstance(n, str) and n.isprintable()]
         return NameUnknown(f"{error}{nearest(self._choice.model, names)}")
 

@@ -7,7 +7,6 @@ that came with its message.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import stat
@@ -24,6 +23,7 @@ from worker.errors import (
 from worker.messages import Reply, Wire
 from worker.models.base import Request
 from worker.models.normal import normal_finish, normal_message
+from worker.models.streaming import read_json
 from worker.reading import open_plain
 
 _POLL_S = 0.1
@@ -124,7 +124,7 @@ def _chunk(source: int, is_cancelled: Callable[[], bool]) -> bytes:
 
 def _reply(line: str, place: str) -> Reply:
     try:
-        wire = json.loads(line)
+        wire = read_json(line)
     except ValueError as error:
         raise RecordingInvalid(f"{place}: not JSON: {error}") from error
     if fault := _fault(wire):

@@ -16,8 +16,11 @@ from typing import Any
 
 from worker.errors import ModelUnavailable
 from worker.messages import Wire
+from worker.relaxed import is_deep
 
 DONE = "[DONE]"
+_TOO_DEEP = "too many brackets in each other"
+_MOST_LINES = 200  # of one object in a stream, which is read anew with each of them
 _JOINED = ("content", "reasoning_content", "reasoning", "thinking", "refusal")
 _APART = {"role", "tool_calls", "function_call", *_JOINED}
 
@@ -66,15 +69,23 @@ def chunks(lines: Iterable[str]) -> Iterator[Wire]:
             is_error = "error" in (field, event) and not found.get("error")
             yield {"error": found} if is_error else found
             data = []
+        if len(data) > _MOST_LINES:
+            _refuse_half(data)
     _refuse_half(data)
 
 
 def read_json(text: str) -> Any:  # noqa: ANN401 - whatever came
-    """Read JSON; null for numbers that are none, which nobody could be sent. Raises `ValueError`.
+    """Read JSON; null for numbers that are none, which nobody could be sent.
 
-    Raises `RecursionError` for what is nested too deeply.
+    Raises `ValueError`, also for what is nested too deeply to be stored or shown.
     """
-    return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    try:
+        value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    if is_deep(value):
+        raise ValueError(_TOO_DEEP)
+    return value
 
 
 def _finite(text: str) -> float | None:
@@ -87,7 +98,7 @@ def _json(text: str) -> Any:  # noqa: ANN401 - whatever came
         return None
     try:
         return read_json(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
@@ -164,9 +175,14 @@ class _Building:
                 self._calls.add(call)
         for name, value in delta.items():
             if name not in _APART and value is not None:
-                old = self._message.get(name)
-                both = isinstance(old, list) and isinstance(value, list)
-                self._message[name] = [*old, *value] if both else value  # type: ignore[misc]
+                self._add_other(name, value)
+
+    def _add_other(self, name: str, value: object) -> None:
+        old = self._message.get(name)
+        if isinstance(old, list) and isinstance(value, list):
+            old.extend(value)
+        else:
+            self._message[name] = list(value) if isinstance(value, list) else value
 
     def _add_text(self, name: str, value: object) -> None:
         if isinstance(value, str) and value:

@@ -84,7 +84,10 @@ _MADE_UP = re.compile(
     re.IGNORECASE,
 )
 _QUOTES = re.compile(
-    r"\b(?:example|e\.g\.|for instance|ran|used|executed|printed|would|could|you can|like this)\b",
+    r"\b(?:example|e\.g\.|for instance|ran|used|executed|printed|would|could|you can|like this"
+    r"|(?:requests?|calls?|JSON|API|message|body) (?:format|syntax|schema|structure|template|body)"
+    r"|payload|(?:accepts?|expects?) (?:the|an?|this|such|one|either|JSON|objects?)"
+    r"|(?:looks?|written|formatted|structured) (?:like|as))\b",
     re.IGNORECASE,
 )
 _AHEAD = re.compile(r"\b(?:will|going to|let me|let['’]s|once|wait)\b", re.IGNORECASE)
