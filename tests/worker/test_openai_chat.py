@@ -431,7 +431,7 @@ def test_a_wish_to_wait_may_be_a_date():
 def test_a_wish_to_wait_beyond_the_deadline_ends_it_at_once(httpserver, chat):
     serve(httpserver, (*BUSY, {"Retry-After": "60"}))
     started = time.monotonic()
-    with pytest.raises(ModelUnavailable, match="tried 1 times"):
+    with pytest.raises(ModelUnavailable, match="tried once, asks to wait 60 s; model_timeout_s leaves"):
         ask(chat(), timeout_s=5)
     assert time.monotonic() - started < 2
 
@@ -486,6 +486,31 @@ def test_no_server_extends_the_deadline(chat, behave):
             time.sleep(0.02)
         assert "model" not in names()
     assert threading.active_count() <= threads + 1
+
+
+def test_time_that_is_over_names_the_address_and_the_setting(chat):
+    with raw_server(silent) as (url, _), pytest.raises(ModelTimeout) as caught:
+        ask(chat(base_url=url), timeout_s=0.5)
+    assert f"{url} gave no complete reply within 0.5 s; raise model_timeout_s" in str(caught.value)
+    assert "before" not in str(caught.value)
+
+
+def test_a_last_try_without_time_tells_the_whole_of_it_and_why_the_one_before_failed(chat):
+    tries = []
+
+    def behave(connection, ended):
+        tries.append(1)
+        if len(tries) > 1:
+            ended.wait(20)
+            return
+        told = b'{"error": "the pump is busy"}'
+        connection.sendall(b"HTTP/1.1 503 No\r\nContent-Length: 29\r\n\r\n" + told)
+
+    with raw_server(behave) as (url, _), pytest.raises(ModelTimeout) as caught:
+        ask(chat(base_url=url), timeout_s=1.0)
+    assert "within 1 s" in str(caught.value)
+    assert "(try 2; the one before: " in str(caught.value)
+    assert "answered 503: the pump is busy)" in str(caught.value)
 
 
 @pytest.mark.parametrize("behave", [drip_body, silent])

@@ -275,6 +275,14 @@ def _status_of(error: Any) -> int:  # noqa: ANN401 - any JSON
 # ---- connections
 
 
+def too_late(timeout_s: float, endpoint: Endpoint) -> ModelTimeout:
+    """The meaning of time that is over, which all the tries of a request had together."""
+    return ModelTimeout(
+        f"{endpoint.place} gave no complete reply within {timeout_s:.3g} s; raise model_timeout_s, "
+        "or the time of the job where that is less"
+    )
+
+
 def from_connection(error: BaseException, endpoint: Endpoint) -> ModelUnavailable:
     """The meaning of an exchange that did not come about, or broke."""
     causes = list(_causes(error))

@@ -32,6 +32,7 @@ from worker.models.failures import (
     from_connection,
     from_error,
     from_status,
+    too_late,
 )
 from worker.models.normal import chosen_of, is_interrupted, normal_finish, normal_message
 from worker.models.sendable import sendable_call
@@ -99,12 +100,16 @@ class OpenAIChat:
         self, request: Request, *, timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Reply:
         patience = Patience(timeout_s, is_cancelled)
+        before = ""
         for tries in range(1, self._retries.tries + 1):
             try:
                 reply = self._try(request, patience)
             except Again as error:
                 _log.warning("try %d of %d: %s", tries, self._retries.tries, error)
                 self._wait(tries, error, patience)
+                before = f" (try {tries + 1}; the one before: {error})"
+            except ModelTimeout as error:
+                raise ModelTimeout(f"{error}{before}") from error
             else:
                 times = {"duration_s": patience.spent_s, "waited_s": patience.waited_s}
                 return reply.model_copy(update=times)
@@ -119,7 +124,10 @@ class OpenAIChat:
         is_too_long = wait_s >= patience.left_s or wait_s > self._retries.longest_asked_s
         if tries == self._retries.tries or is_too_long:
             asked = f", asks to wait {error.wait_s:.0f} s" if error.wait_s else ""
-            raise ModelUnavailable(f"{error} (tried {tries} times{asked})") from error
+            if wait_s >= patience.left_s and tries < self._retries.tries:
+                asked += f"; model_timeout_s leaves {patience.left_s:.0f} s for another try"
+            often = "once" if tries == 1 else f"{tries} times"
+            raise ModelUnavailable(f"{error} (tried {often}{asked})") from error
         patience.wait(wait_s)
 
     def _try(self, request: Request, patience: Patience) -> Reply:
@@ -146,7 +154,10 @@ class OpenAIChat:
 
         with self._slots.held(patience) if self._slots else nullcontext():
             timeout_s = patience.left_s
-            answer = self._run(lambda: self._post(body, timeout_s, pulse), timeout_s, is_over)
+            try:
+                answer = self._run(lambda: self._post(body, timeout_s, pulse), timeout_s, is_over)
+            except ModelTimeout as error:  # of this try, which had what others left of the time
+                raise too_late(patience.timeout_s, self._endpoint) from error
         return self._read(answer, request, body)
 
     def _run(
@@ -156,8 +167,6 @@ class OpenAIChat:
             return self._line.run(exchange, timeout_s=timeout_s, is_cancelled=is_over)
         except openai.APIStatusError as error:
             raise from_status(error, self._endpoint) from error
-        except openai.APITimeoutError as error:
-            raise ModelTimeout(f"{self._endpoint.place}: no reply in {timeout_s:.0f} s") from error
         except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise from_connection(error, self._endpoint) from error
         except Broken as error:

@@ -39,6 +39,7 @@ class Patience:
 
     def __init__(self, timeout_s: float, is_cancelled: Callable[[], bool]) -> None:
         self.is_cancelled = is_cancelled
+        self.timeout_s = timeout_s
         self.waited_s = 0.0
         self._started = time.monotonic()
         self._deadline = self._started + timeout_s
