@@ -215,14 +215,27 @@ def test_an_unknown_model_is_compared_with_those_that_are_there(httpserver, chat
         ask(chat(model="qwen3-8"))
 
 
+def test_of_an_unknown_model_like_no_other_the_first_that_are_there_are_told(httpserver, chat):
+    serve(httpserver, error(404, "The model does not exist", code_="model_not_found"))
+    listed = {"data": [{"id": f"{letter * 4}-{'x' * 200}"} for letter in "abcdefgh"]}
+    httpserver.expect_request("/v1/models").respond_with_json(listed)
+    with pytest.raises(ModelRefused) as caught:
+        ask(chat(model="zephyr"))
+    assert "; it has aaaa-xxx" in str(caught.value)
+    assert str(caught.value).endswith("… and 3 more")
+    assert "ffff" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
 @pytest.mark.parametrize(
     "listed", ["[]", "{}", PAGE, '{"data": null}', '{"data": {"a": 1}}', '{"data": 7}']
 )
 def test_a_list_of_models_that_is_none_changes_nothing(httpserver, chat, listed):
     serve(httpserver, error(404, "The model does not exist"))
     httpserver.expect_request("/v1/models").respond_with_data(listed)
-    with pytest.raises(ModelRefused, match="CAISSON_MODEL"):
+    with pytest.raises(ModelRefused, match="CAISSON_MODEL") as caught:
         ask(chat())
+    assert "it has" not in str(caught.value)
 
 
 # ---- tools
@@ -599,6 +612,42 @@ def test_an_address_with_tls_of_a_server_without_it(chat, httpserver):
     url = httpserver.url_for("/v1").replace("http:", "https:")
     with pytest.raises(ModelRefused, match=r"does not speak TLS; check OPENAI_BASE_URL"):
         ask(chat(base_url=url))
+
+
+def test_an_address_without_tls_of_a_server_with_it(chat, https):
+    url = https.replace("https:", "http:")
+    with pytest.raises(ModelUnavailable, match=r"OPENAI_BASE_URL; the address may need https://"):
+        ask(chat(base_url=url))
+
+
+@pytest.mark.parametrize(
+    ("sent_first", "is_hinted"),
+    [
+        pytest.param(b"", True, id="closed at once"),
+        pytest.param(b"\x15\x03\x01\x00\x02\x02\x46", True, id="an alert of TLS"),
+        pytest.param(b"220 mail\r\n\r\n", False, id="another protocol"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", False, id="cut"),
+    ],
+)
+def test_https_is_proposed_where_no_answer_began(chat, sent_first, is_hinted):
+    with raw_server(lambda connection, ended: connection.sendall(sent_first)) as (url, _):
+        with pytest.raises(ModelUnavailable) as caught:
+            ask(chat(base_url=url, retries=Retries(tries=1)))
+    assert ("may need https://" in str(caught.value)) is is_hinted
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "<html><title>400 The plain HTTP request was sent to HTTPS port</title></html>",
+        "Client sent an HTTP request to an HTTPS server.\n",
+        "<html><h1>Bad</h1>You're speaking plain HTTP to an SSL-enabled server port.</html>",
+    ],
+)
+def test_a_server_that_says_it_wants_tls(httpserver, chat, told):
+    serve(httpserver, (400, told))
+    with pytest.raises(ModelRefused, match=r"check OPENAI_BASE_URL: the address may need https://"):
+        ask(chat())
 
 
 def test_redirects_in_circles(chat, httpserver):

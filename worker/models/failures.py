@@ -107,6 +107,13 @@ _MEANT = (  # codes in words, of errors that come without a status
     (400, re.compile(r"invalid_request|bad.?request|unsupported", re.IGNORECASE)),
 )
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
+_NO_ANSWER = ("disconnected", "illegal request line")  # which is what a record of TLS begins with
+_WANTS_TLS = "the address may need https:// in place of http://"
+_PLAIN = re.compile(  # as nginx, Go and Apache tell it, and others like them
+    r"plain http request was sent to (?:an )?https|http request to an https server|"
+    r"plain http to an (?:ssl|tls)|requires? (?:tls|https)\b",
+    re.IGNORECASE,
+)
 _LEAST_WINDOW = 512  # a smaller number is another limit
 _SHOWN = 300
 _MOST_READ = 16 * 1024  # of what is said; a page may be longer
@@ -232,6 +239,8 @@ def _refused(status: int, told: str, short: str, endpoint: Endpoint) -> ModelRef
 def _complaint(status: int, told: str, endpoint: Endpoint) -> str:
     """What is wrong with a request, and the setting that may mend it."""
     place = endpoint.place
+    if endpoint.url.startswith("http:") and _PLAIN.search(told):
+        return f"{place} does not take plain HTTP; check {endpoint.url_name}: {_WANTS_TLS}"
     if status in {401, 403} or _KEY.search(told):
         return f"{place} refuses the key; check {endpoint.key_name}"
     if status == 407:  # noqa: PLR2004 - of a proxy
@@ -295,7 +304,20 @@ def from_connection(error: BaseException, endpoint: Endpoint) -> ModelUnavailabl
         host = httpx2.URL(endpoint.url).host
         return Again(f"cannot find the host {host} ({url_name}): {unknown.strerror}")
     last = endpoint.shown(str(causes[-1]) or type(causes[-1]).__name__)
-    return Again(f"cannot reach {place} ({url_name}): {last}")
+    hint = f"; {_WANTS_TLS}" if _may_want_tls(error, endpoint) else ""
+    return Again(f"cannot reach {place} ({url_name}{hint}): {last}")
+
+
+def _may_want_tls(error: BaseException, endpoint: Endpoint) -> bool:
+    """Whether what ended before any answer may be a port that was to be spoken to in TLS."""
+    if not endpoint.url.startswith("http:") or not isinstance(error, openai.APIConnectionError):
+        return False
+    for cause in _causes(error):
+        if isinstance(cause, httpx2.RemoteProtocolError):
+            return any(words in str(cause) for words in _NO_ANSWER)
+        if isinstance(cause, httpx2.ReadError | httpx2.WriteError):
+            return True
+    return False
 
 
 def _hopeless(cause: BaseException, endpoint: Endpoint) -> str:

@@ -46,6 +46,7 @@ _MOST_COUNTED = 2**40  # tokens; what is more is no count
 _NAMES_S = 5.0
 _MOST_NAMES = 2000
 _NAME_CHARS = 200
+_NAMES_TOLD, _NAME_TOLD_CHARS = 5, 60
 
 
 class Retries(Record):
@@ -298,7 +299,17 @@ class OpenAIChat:
         listed = listed if isinstance(listed, list) else []
         found = [m.get("id") for m in listed if isinstance(m, dict)]
         names = [n for n in found[:_MOST_NAMES] if isinstance(n, str) and n.isprintable()]
-        return NameUnknown(f"{error}{nearest(self._choice.model, names)}")
+        near = nearest(self._choice.model, names)
+        return NameUnknown(f"{error}{near or self._some_of(names)}")
+
+    def _some_of(self, names: list[str]) -> str:
+        """The first of the names that the endpoint has."""
+        first = [self._endpoint.without_key(name) for name in names[:_NAMES_TOLD]]
+        if not first:
+            return ""
+        cut = [f"{n[:_NAME_TOLD_CHARS]}…" if len(n) > _NAME_TOLD_CHARS else n for n in first]
+        more = f" and {len(names) - len(first)} more" if len(names) > len(first) else ""
+        return f"; it has {', '.join(cut)}{more}"
 
     def _get(self, timeout_s: float) -> Any:  # noqa: ANN401 - whatever came
         response = self._client.get(
