@@ -154,6 +154,18 @@ def test_a_page_is_told_by_its_title(httpserver, chat):
         ask(chat())
 
 
+@pytest.mark.parametrize("status", [400, 403, 451])
+def test_a_page_that_refuses_is_not_taken_for_the_endpoint(httpserver, chat, status):
+    serve(httpserver, (status, PAGE))
+    with pytest.raises(ModelRefused) as caught:
+        ask(chat())
+    told = str(caught.value)
+    assert "key" not in told
+    assert f"a page ({status}) answers in place of the endpoint" in told
+    assert "check OPENAI_BASE_URL and HTTPS_PROXY" in told
+    assert told.endswith(": Sign in · Proxy")
+
+
 @pytest.mark.parametrize(
     "page", ["<html><title>" * 90_000, "<html>" + "<" * 900_000, "<html><h1>" + "a " * 400_000]
 )
@@ -197,8 +209,38 @@ def test_no_control_characters_of_an_endpoint_reach_a_terminal(httpserver, chat,
 
 def test_an_error_in_a_list_is_read(httpserver, chat):
     serve(httpserver, (400, [{"error": {"code": 400, "message": "API key not valid."}}]))
-    with pytest.raises(ModelRefused, match=r"check OPENAI_API_KEY: 400 API key not valid\."):
+    with pytest.raises(ModelRefused, match=r"check OPENAI_API_KEY: API key not valid\."):
         ask(chat())
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (error(401, "Bad key", code_="invalid_api_key", type_="invalid_request_error"), "Bad key"),
+        (error(400, "n is 0", type_="BadRequestError", param="n", code_=400), "n is 0"),
+        (error(400, "n is 0", param="top", request_id="4f"), "n is 0 top"),
+        (error(400, "Provider", metadata={"raw": "é"}), 'Provider {"metadata": {"raw": "é"}}'),
+        ((400, {"detail": "Not so"}), "Not so"),
+        ((400, {"error": {"type": "odd_error"}}), "odd_error"),
+        ((400, {"error": "in words"}), "in words"),
+        ((400, "400"), "Bad Request"),
+        ((400, ""), "Bad Request"),
+        ((499, {"error": {"code": 499}}), "without a word"),
+        ({"error": {"code": 400, "type": "a_b", "message": "inside 200"}}, "inside 200"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_an_error_is_told_in_its_words_without_codes(httpserver, chat, told, shown):
+    serve(httpserver, told)
+    with pytest.raises(ModelRefused) as caught:
+        ask(chat())
+    assert str(caught.value).endswith(f": {shown}")
+
+
+def test_a_server_error_without_words_is_named(httpserver, chat):
+    serve(httpserver, (500, "500"))
+    with pytest.raises(ModelUnavailable, match=r"answered 500: Internal Server Error \(tried once"):
+        ask(chat(retries=Retries(tries=1)))
 
 
 def test_an_address_without_its_version_is_pointed_out(httpserver, chat):

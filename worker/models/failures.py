@@ -12,6 +12,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator
+from http.client import responses
 from typing import Any
 
 import httpx2
@@ -114,6 +115,11 @@ _PLAIN = re.compile(  # as nginx, Go and Apache tell it, and others like them
     r"plain http to an (?:ssl|tls)|requires? (?:tls|https)\b",
     re.IGNORECASE,
 )
+_CODES = {
+    *("message", "code", "type", "status", "status_code", "http_code", "object", "error_code"),
+    *("request_id", "requestId", "timestamp", "trace_id"),
+}
+_NOT_THERE = {301, 302, 303, 307, 308, 404, 405, 501}
 _LEAST_WINDOW = 512  # a smaller number is another limit
 _SHOWN = 300
 _MOST_READ = 16 * 1024  # of what is said; a page may be longer
@@ -169,24 +175,26 @@ class Endpoint(Record):
 
 def from_status(error: openai.APIStatusError, endpoint: Endpoint) -> ModelUnavailable:
     """The meaning of an answer that is not a success."""
-    told = "" if is_deep(error.body) else told_by(error.body)
-    told = told or error.response.text.strip()
+    body = None if is_deep(error.body) else error.body
+    told = told_by(body) or error.response.text.strip()
     wait_s = asked_by_headers(error.response.headers)
-    return from_text(error.status_code, told, endpoint, wait_s)
+    return _meaning(error.status_code, told, said_by(body), endpoint, wait_s)
 
 
 def from_error(error: Any, endpoint: Endpoint) -> ModelUnavailable:  # noqa: ANN401 - any JSON
     """The meaning of an error that came with a success, or in the middle of a stream."""
-    return from_text(_status_of(error), told_by(error) or str(error), endpoint)
+    return _meaning(_status_of(error), told_by(error) or str(error), said_by(error), endpoint)
 
 
-def from_text(
-    status: int, told: str, endpoint: Endpoint, wait_s: float | None = None
+def _meaning(
+    status: int, told: str, said: str, endpoint: Endpoint, wait_s: float | None = None
 ) -> ModelUnavailable:
-    """The meaning of a status code and what was said with it."""
+    """The meaning of a status code and all that was told with it, in the words that are for us."""
     told = told[:_MOST_READ]
     wait_s = asked_by_text(told) if wait_s is None else wait_s
-    short = endpoint.shown(told)
+    short = endpoint.shown(said or told)
+    if short in {"", str(status)}:
+        short = responses.get(status, "without a word")
     if _is_quota(status, told, wait_s):
         return QuotaSpent(f"{endpoint.place}: the account has no quota left: {short}")
     if _is_too_long(status, told):
@@ -241,11 +249,16 @@ def _complaint(status: int, told: str, endpoint: Endpoint) -> str:
     place = endpoint.place
     if endpoint.url.startswith("http:") and _PLAIN.search(told):
         return f"{place} does not take plain HTTP; check {endpoint.url_name}: {_WANTS_TLS}"
+    if _PAGE.match(told) and status not in {401, 407, *_NOT_THERE}:
+        return (
+            f"a page ({status}) answers in place of the endpoint {place}, of a proxy or a firewall "
+            f"perhaps; check {endpoint.url_name} and HTTPS_PROXY"
+        )
     if status in {401, 403} or _KEY.search(told):
         return f"{place} refuses the key; check {endpoint.key_name}"
     if status == 407:  # noqa: PLR2004 - of a proxy
         return f"the proxy on the way to {place} wants a password (HTTPS_PROXY)"
-    if status in {301, 302, 303, 307, 308, 404, 405, 501} or _NO_PATH.search(told):
+    if status in _NOT_THERE or _NO_PATH.search(told):
         has_version = re.search(r"/v\d|/openai|/api", endpoint.url)
         missing = "" if has_version else ", which mostly ends in /v1"
         also = f" (or {endpoint.model_name})" if _MODEL.search(told) else ""
@@ -268,6 +281,26 @@ def told_by(body: object) -> str:
             return " ".join([*parts, json.dumps(rest, default=str)] if rest else parts)
         return str(inner)
     return body if isinstance(body, str) else ""
+
+
+def said_by(body: object) -> str:
+    """What an error says in words: its message, and what tells more than that; empty for none.
+
+    Codes, kinds and numbers of requests are for programs, which have read all of them by now.
+    """
+    if isinstance(body, list) and body:
+        return said_by(body[0])
+    if not isinstance(body, dict):
+        return ""
+    inner = body.get("error", body)
+    if not isinstance(inner, dict):
+        return ""
+    message = str(inner.get("message") or "")
+    rest = {k: v for k, v in inner.items() if k not in _CODES and v and str(v) not in message}
+    texts = list(rest.values())
+    more = texts[0] if len(texts) == 1 and isinstance(texts[0], str) else ""
+    more = more or (json.dumps(rest, ensure_ascii=False, default=str) if rest else "")
+    return f"{message} {more}".strip()
 
 
 def _status_of(error: Any) -> int:  # noqa: ANN401 - any JSON
