@@ -15,7 +15,7 @@ _ADDRESS = re.compile(
     r"https?://(?:[^/\s@]*@)?(?:\[[0-9a-f:.]+\]|[^/\s:@\[\]?#%]+)(?::\d{1,5})?(?:/\S*)?",
     re.IGNORECASE,
 )
-_ADDED = "/chat/completions"
+ADDED = "/chat/completions"
 # In capitals, as such variables are named, because most keys have other letters: a key that was
 # written here by mistake would be shown as a name is.
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -34,8 +34,8 @@ def address_fault(url: str) -> str:
         return "is no http(s) address; write it like http://localhost:8000/v1"
     if "?" in url or "#" in url:
         return "has a ? or a #; leave out what begins there: a path is added to it"
-    if url.rstrip("/").endswith(_ADDED):
-        return f"ends in {_ADDED}, which is added to it; leave that out"
+    if url.rstrip("/").endswith(ADDED):
+        return f"ends in {ADDED}, which is added to it; leave that out"
     return ""
 
 

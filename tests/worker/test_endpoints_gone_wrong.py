@@ -700,6 +700,48 @@ def test_redirects_in_circles(chat, httpserver):
         ask(chat())
 
 
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirect_that_drops_the_request_says_where_it_leads(chat, httpserver, status):
+    there = "http://elsewhere.example/v1/chat/completions?state=4"
+    serve(httpserver, (status, "", {"Location": there}))
+    with pytest.raises(ModelRefused) as caught:
+        ask(chat())
+    told = "leads to http://elsewhere.example/v1; set OPENAI_BASE_URL to the address there"
+    assert str(caught.value) == f"{httpserver.url_for('/v1')} {told}"
+
+
+def test_a_redirect_to_no_address_is_told_in_one_line(chat):
+    told = b"HTTP/1.1 302 No\r\nLocation: http://[bad\r\nContent-Length: 0\r\n\r\n"
+    with raw_server(lambda connection, ended: connection.sendall(told)) as (url, _):
+        with pytest.raises(ModelUnavailable, match="OPENAI_BASE_URL") as caught:
+            ask(chat(base_url=url, retries=Retries(tries=1)))
+    assert str(caught.value).isprintable()
+
+
+def test_a_redirect_to_https_says_so(chat, httpserver):
+    there = httpserver.url_for("/v1/chat/completions").replace("http:", "https:")
+    serve(httpserver, (301, "", {"Location": there}))
+    with pytest.raises(ModelRefused, match=r"leads to https://localhost:\d+/v1; set OPENAI_BASE"):
+        ask(chat())
+
+
+def test_what_another_host_refuses_after_a_redirect_is_not_the_fault_of_the_key(chat, httpserver):
+    told = b'HTTP/1.1 401 No\r\nContent-Length: 5\r\n\r\n"who"'
+    with raw_server(lambda connection, ended: connection.sendall(told)) as (url, _):
+        serve(httpserver, (307, "", {"Location": f"{url}/chat/completions"}))
+        with pytest.raises(ModelRefused) as caught:
+            ask(chat())
+    assert f"leads to {url}; set OPENAI_BASE_URL to the address there: 401" in str(caught.value)
+
+
+def test_a_host_that_a_redirect_leads_to_and_nobody_knows_is_named(chat, httpserver):
+    serve(httpserver, (307, "", {"Location": "http://no.invalid/v1/chat/completions"}))
+    with pytest.raises(ModelUnavailable) as caught:
+        ask(chat(retries=Retries(tries=1)))
+    assert "cannot find the host no.invalid (OPENAI_BASE_URL, because http://" in str(caught.value)
+    assert f"{httpserver.url_for('/v1')} leads to this address" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

@@ -30,7 +30,16 @@ _POLL_S = 0.1
 _MOST_OF_A_PAGE = 256 * 1024  # bytes of an answer that is no success
 _PACKED = {"gzip", "x-gzip", "deflate"}
 _ANY_HEADER = zlib.MAX_WBITS | 32  # of gzip or zlib
+_DROPPING = {301, 302, 303}
 _KEPT = 3  # of the latest connections; older ones are closed
+
+
+class Moved(Exception):
+    """What was sent with a body is to be asked for elsewhere without it: no reply is there."""
+
+    def __init__(self, url: httpx2.URL) -> None:
+        super().__init__(str(url))
+        self.url = url
 
 
 class Line:
@@ -41,7 +50,7 @@ class Line:
         self._work: SimpleQueue[Callable[[], None] | None] | None = None
         self._lock = threading.Lock()
         self.client: httpx2.Client = DefaultHttpxClient(
-            event_hooks={"request": [self._trace], "response": [_shorten]},
+            event_hooks={"request": [self._trace], "response": [_stay, _shorten]},
             follow_redirects=True,
             verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
         )
@@ -151,6 +160,13 @@ class _Shortened(httpx2.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _stay(response: httpx2.Response) -> None:
+    """Refuse to follow where a POST becomes a GET, as 301, 302 and 303 have it."""
+    is_moved = response.status_code in _DROPPING and response.has_redirect_location
+    if is_moved and response.request.method == "POST":
+        raise Moved(response.request.url.join(response.headers["location"]))
 
 
 def _shorten(response: httpx2.Response) -> None:

@@ -19,6 +19,7 @@ import httpx2
 import openai
 from pydantic import SecretStr
 
+from worker.endpoints import ADDED
 from worker.errors import (
     ContextTooLong,
     ModelRefused,
@@ -28,6 +29,7 @@ from worker.errors import (
     ToolsUnsupported,
 )
 from worker.messages import Record
+from worker.models.exchange import Moved
 from worker.models.waiting import asked_by_headers, asked_by_text
 from worker.relaxed import is_deep
 from worker.urls import without_password
@@ -150,6 +152,14 @@ class Endpoint(Record):
     protocol_name: str = "CAISSON_TOOL_PROTOCOL"
     reasoning_name: str = "CAISSON_SEND_REASONING"
 
+    def led_to(self, url: httpx2.URL) -> Endpoint:
+        """The endpoint that really was asked: that one, or where it sent us."""
+        asked = httpx2.URL(self.url)
+        if (url.scheme, url.host, url.port) == (asked.scheme, asked.host, asked.port):
+            return self
+        named = f"{self.url_name}, because {self.place} leads to this address"
+        return self.model_copy(update={"url": _base(url), "url_name": named})
+
     @property
     def place(self) -> str:
         """The address as it may be shown."""
@@ -175,10 +185,26 @@ class Endpoint(Record):
 
 def from_status(error: openai.APIStatusError, endpoint: Endpoint) -> ModelUnavailable:
     """The meaning of an answer that is not a success."""
+    there = endpoint.led_to(error.response.url)
+    if there is not endpoint and error.status_code not in _AGAIN:  # no key was sent there
+        told = endpoint.shown(error.response.text)
+        return ModelRefused(f"{_moved(endpoint, error.response.url)}: {error.status_code} {told}")
+    endpoint = there
     body = None if is_deep(error.body) else error.body
     told = told_by(body) or error.response.text.strip()
     wait_s = asked_by_headers(error.response.headers)
     return _meaning(error.status_code, told, said_by(body), endpoint, wait_s)
+
+
+def _moved(endpoint: Endpoint, url: httpx2.URL) -> str:
+    """What to set for an endpoint that sends us elsewhere."""
+    there = endpoint.shown(without_password(_base(url)))
+    return f"{endpoint.place} leads to {there}; set {endpoint.url_name} to the address there"
+
+
+def _base(url: httpx2.URL) -> str:
+    """The address of an endpoint one of whose paths that is."""
+    return str(url.copy_with(query=None, fragment=None)).removesuffix(ADDED)
 
 
 def from_error(error: Any, endpoint: Endpoint) -> ModelUnavailable:  # noqa: ANN401 - any JSON
@@ -328,6 +354,7 @@ def too_late(timeout_s: float, endpoint: Endpoint) -> ModelTimeout:
 def from_connection(error: BaseException, endpoint: Endpoint) -> ModelUnavailable:
     """The meaning of an exchange that did not come about, or broke."""
     causes = list(_causes(error))
+    endpoint = _asked(causes, endpoint)
     place, url_name = endpoint.place, endpoint.url_name
     if any(isinstance(cause, httpx2.TimeoutException) for cause in causes):
         return ModelTimeout(f"{place}: no reply in time ({url_name})")
@@ -339,6 +366,14 @@ def from_connection(error: BaseException, endpoint: Endpoint) -> ModelUnavailabl
     last = endpoint.shown(str(causes[-1]) or type(causes[-1]).__name__)
     hint = f"; {_WANTS_TLS}" if _may_want_tls(error, endpoint) else ""
     return Again(f"cannot reach {place} ({url_name}{hint}): {last}")
+
+
+def _asked(causes: list[BaseException], endpoint: Endpoint) -> Endpoint:
+    """The endpoint, or where it led to, which is what the innermost request was sent to."""
+    for cause in reversed(causes):
+        if isinstance(cause, httpx2.RequestError) and getattr(cause, "_request", None) is not None:
+            return endpoint.led_to(cause.request.url)
+    return endpoint
 
 
 def _may_want_tls(error: BaseException, endpoint: Endpoint) -> bool:
@@ -364,6 +399,8 @@ def _hopeless(cause: BaseException, endpoint: Endpoint) -> str:
             )
         case ssl.SSLError() if cause.reason in _NO_TLS:
             return f"{place} does not speak TLS; check {url_name} (http:// in place of https://?)"
+        case Moved():
+            return _moved(endpoint, cause.url)
         case httpx2.TooManyRedirects():
             return f"{place} redirects in circles; check {url_name}"
         case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from worker.endpoints import ModelChoice, address_fault
@@ -30,6 +31,10 @@ def endpoint_model(choice: ModelChoice, slots: Path, *, has_fallback: bool = Fal
         return OpenAIChat(choice, retries=retries, slots=held)
     except (OSError, ValueError) as error:  # of SSL_CERT_FILE, HTTPS_PROXY or the address
         why = getattr(error, "strerror", None) or error
+        if isinstance(error, OSError) and (file := os.environ.get("SSL_CERT_FILE")):
+            raise InputInvalid(
+                f"SSL_CERT_FILE = {file!r} has no certificates that can be read: {why}"
+            ) from error
         raise InputInvalid(
             f"no connection can be made to {choice.name!r} (see SSL_CERT_FILE, HTTPS_PROXY and "
             f"{choice.url_name}): {why}"

@@ -24,7 +24,7 @@ from worker.messages import Finish, Message, Record, Reply, Role, Usage, Wire
 from worker.models.answers import MOST_BYTES, read_answer
 from worker.models.base import TOKENS_PER_CHAR, Request
 from worker.models.dialect import Dialect
-from worker.models.exchange import Line
+from worker.models.exchange import Line, Moved
 from worker.models.failures import (
     Again,
     Endpoint,
@@ -168,7 +168,7 @@ class OpenAIChat:
             return self._line.run(exchange, timeout_s=timeout_s, is_cancelled=is_over)
         except openai.APIStatusError as error:
             raise from_status(error, self._endpoint) from error
-        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL, Moved) as error:
             raise from_connection(error, self._endpoint) from error
         except Broken as error:
             raise Again(f"{self._endpoint.place}: {error}") from error
