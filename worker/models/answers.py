@@ -8,20 +8,26 @@ from typing import Any
 
 import httpx2
 
+from worker.errors import ModelUnavailable
 from worker.models.streaming import Broken, Pulse, assembled, chunks, read_json
 from worker.relaxed import levels_of
 
 MOST_BYTES = 64 * 1024 * 1024  # on the wire, where a piece of a few letters takes hundreds
 MOST_CHARS = 1_000_000  # twice what models can write; each of them is read a dozen times
+_MIB = 1024 * 1024
 _PER_OBJECT = 64  # characters, for what a call costs beside its texts
 _EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
+
+
+class TooLarge(ModelUnavailable):
+    """More came than any model writes, and more would come of asking again."""
 
 
 def read_answer(response: httpx2.Response, pulse: Pulse, most_bytes: int = MOST_BYTES) -> Any:  # noqa: ANN401 - whatever came
     """The JSON of an answer, a stream's put together; the text of one that is neither.
 
     What it is shows in how it begins: some endpoints stream though they were not asked to, some do
-    not though they were. Raises `Broken`, and what the connection raises.
+    not though they were. Raises `Broken`, `TooLarge`, and what the connection raises.
     """
     parts = _bounded(response.iter_bytes(), pulse, most_bytes)
     start = _start(parts)
@@ -43,14 +49,14 @@ def _bounded(parts: Iterable[bytes], pulse: Pulse, most_bytes: int) -> Iterator[
         pulse.beat()
         left -= len(part)
         if left < 0:
-            raise Broken(f"the reply is longer than {most_bytes:,} bytes")
+            raise TooLarge(f"a reply of more than {most_bytes / _MIB:.3g} MiB")
         yield part
 
 
 def _bounded_answer(answer: Any) -> Any:  # noqa: ANN401 - whatever came
-    """The answer. Raises `Broken` for one with more in it than can be a reply."""
+    """The answer. Raises `TooLarge` for one with more in it than can be a reply."""
     if sum(map(_size, chain.from_iterable(levels_of(answer)))) > MOST_CHARS:
-        raise Broken(f"the reply has more than {MOST_CHARS:,} characters")
+        raise TooLarge(f"a reply of more than {MOST_CHARS:,} characters")
     return answer
 
 

@@ -21,7 +21,7 @@ from worker.arguments import clean
 from worker.endpoints import ModelChoice
 from worker.errors import ModelRefused, ModelTimeout, ModelUnavailable
 from worker.messages import Finish, Message, Record, Reply, Role, Usage, Wire
-from worker.models.answers import MOST_BYTES, read_answer
+from worker.models.answers import MOST_BYTES, TooLarge, read_answer
 from worker.models.base import TOKENS_PER_CHAR, Request
 from worker.models.dialect import Dialect
 from worker.models.exchange import Line, Moved
@@ -170,6 +170,11 @@ class OpenAIChat:
             raise from_status(error, self._endpoint) from error
         except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL, Moved) as error:
             raise from_connection(error, self._endpoint) from error
+        except TooLarge as error:
+            raise ModelUnavailable(
+                f"{self._endpoint.place} sent {error}, which is not read; check "
+                f"{self._endpoint.url_name}, or lower max_output_tokens if the model wrote that"
+            ) from error
         except Broken as error:
             raise Again(f"{self._endpoint.place}: {error}") from error
 
