@@ -36,6 +36,7 @@ from worker.checkpoint import CheckpointHook
 from worker.errors import (
     BlobMissing,
     Handover,
+    InputInvalid,
     LeaseLost,
     SchemaMismatch,
     Stop,
@@ -46,6 +47,7 @@ from worker.history import History
 from worker.hooks import Observer, Run
 from worker.lease import Lease, clock, never
 from worker.messages import Ended, FinishReason, JobError, Order, Status
+from worker.models.base import Model
 from worker.postmortem import WorkersLost, post_mortem
 from worker.runner import Runner, collect_rest, keeper
 from worker.settings import Settings
@@ -215,10 +217,7 @@ class _Shift:
     def _drive(self) -> None:
         self.place.max_timeout_s = self.settings.max_call_timeout_s
         replay = self.station.blobs.path(self.order.replay) if self.order.replay else None
-        model = assembly.make_model(
-            self.settings, replay=replay, is_cancelled=self.lease.is_cancelled
-        )
-        with closing(model):
+        with closing(self._model(replay)) as model:
             keep = keeper(self._shelf(), self.settings)
             more = [CheckpointHook(self.place, keep)]
             loop = assembly.build(self.settings, model, self.place, more)
@@ -230,6 +229,18 @@ class _Shift:
                 answer_schema=self.settings.answer_schema,
             )
             Runner(loop, self.place, keep, self.engine).work(self.run, opening)
+
+    def _model(self, replay: Path | None) -> Model:
+        """The model of the job. What is missing for it is missing here, and not in the job."""
+        try:
+            return assembly.make_model(
+                self.settings, replay=replay, is_cancelled=self.lease.is_cancelled
+            )
+        except InputInvalid as error:
+            if replay:
+                raise
+            who = f"worker {self.station.name} on host {socket.gethostname()}"
+            raise InputInvalid(f"{who} cannot ask a model as it is set up there: {error}") from error
 
     def _release(self) -> Status:
         self.lease.leave()

@@ -672,9 +672,9 @@ def test_an_address_without_tls_of_a_server_with_it(chat, https):
     ],
 )
 def test_https_is_proposed_where_no_answer_began(chat, sent_first, is_hinted):
-    with raw_server(lambda connection, ended: connection.sendall(sent_first)) as (url, _):
-        with pytest.raises(ModelUnavailable) as caught:
-            ask(chat(base_url=url, retries=Retries(tries=1)))
+    behave = lambda connection, ended: connection.sendall(sent_first)  # noqa: E731
+    with raw_server(behave) as (url, _), pytest.raises(ModelUnavailable) as caught:
+        ask(chat(base_url=url, retries=Retries(tries=1)))
     assert ("may need https://" in str(caught.value)) is is_hinted
 
 
@@ -712,9 +712,10 @@ def test_a_redirect_that_drops_the_request_says_where_it_leads(chat, httpserver,
 
 def test_a_redirect_to_no_address_is_told_in_one_line(chat):
     told = b"HTTP/1.1 302 No\r\nLocation: http://[bad\r\nContent-Length: 0\r\n\r\n"
-    with raw_server(lambda connection, ended: connection.sendall(told)) as (url, _):
-        with pytest.raises(ModelUnavailable, match="OPENAI_BASE_URL") as caught:
-            ask(chat(base_url=url, retries=Retries(tries=1)))
+    behave = lambda connection, ended: connection.sendall(told)  # noqa: E731
+    with raw_server(behave) as (url, _), pytest.raises(ModelUnavailable) as caught:
+        ask(chat(base_url=url, retries=Retries(tries=1)))
+    assert "OPENAI_BASE_URL" in str(caught.value)
     assert str(caught.value).isprintable()
 
 

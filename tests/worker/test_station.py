@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -323,6 +324,19 @@ def test_what_no_worker_can_do_fails_with_its_reason(yard, order, kind, named):
     job = yard.store.get(job_id).job
     assert (job.finish_reason, job.error.type) == (FinishReason.FAILED, kind)
     assert named in job.error.message
+
+
+@pytest.mark.parametrize(
+    ("chosen", "lacking"),
+    [({"model": ""}, "no model: set CAISSON_MODEL"), ({"model": "m"}, "no endpoint: set OPENAI_")],
+)
+def test_a_worker_that_cannot_ask_a_model_says_that_it_is_the_one(yard, chosen, lacking):
+    store, wanted = yard.store, {"driver": "process", "base_url": None, "api_key": None, **chosen}
+    job_id = store.create(new_job("Do it.", yard.settings, job_id=f"{yard.job}-1"), Order())
+    settings = yard.settings.model_copy(update=wanted)
+    assert yard.station("one", settings=settings).work_next().status is Status.FAILED
+    who = f"worker one on host {socket.gethostname()} cannot ask a model as it is set up there: "
+    assert store.get(job_id).job.error.message.startswith(who + lacking)
 
 
 def ended(yard, job_id, **settings):

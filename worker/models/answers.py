@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 
 from worker.errors import ModelUnavailable
-from worker.models.streaming import Broken, Pulse, assembled, chunks, read_json
+from worker.models.streaming import Pulse, assembled, chunks, read_json
 from worker.relaxed import levels_of
 
 MOST_BYTES = 64 * 1024 * 1024  # on the wire, where a piece of a few letters takes hundreds

@@ -273,13 +273,8 @@ def _refused(status: int, told: str, short: str, endpoint: Endpoint) -> ModelRef
 def _complaint(status: int, told: str, endpoint: Endpoint) -> str:
     """What is wrong with a request, and the setting that may mend it."""
     place = endpoint.place
-    if endpoint.url.startswith("http:") and _PLAIN.search(told):
-        return f"{place} does not take plain HTTP; check {endpoint.url_name}: {_WANTS_TLS}"
-    if _PAGE.match(told) and status not in {401, 407, *_NOT_THERE}:
-        return (
-            f"a page ({status}) answers in place of the endpoint {place}, of a proxy or a firewall "
-            f"perhaps; check {endpoint.url_name} and HTTPS_PROXY"
-        )
+    if elsewhere := _not_an_endpoint(status, told, endpoint):
+        return elsewhere
     if status in {401, 403} or _KEY.search(told):
         return f"{place} refuses the key; check {endpoint.key_name}"
     if status == 407:  # noqa: PLR2004 - of a proxy
@@ -292,6 +287,19 @@ def _complaint(status: int, told: str, endpoint: Endpoint) -> str:
     if "reasoning_content" in told and "passed back" in told:
         return f"set {endpoint.reasoning_name}=true for {endpoint.model!r}"
     return f"{place} refused the request ({status})"
+
+
+def _not_an_endpoint(status: int, told: str, endpoint: Endpoint) -> str:
+    """What shows that something else answers than the endpoint; empty for nothing."""
+    place = endpoint.place
+    if endpoint.url.startswith("http:") and _PLAIN.search(told):
+        return f"{place} does not take plain HTTP; check {endpoint.url_name}: {_WANTS_TLS}"
+    if _PAGE.match(told) and status not in {401, 407, *_NOT_THERE}:
+        return (
+            f"a page ({status}) answers in place of the endpoint {place}, of a proxy or a firewall "
+            f"perhaps; check {endpoint.url_name} and HTTPS_PROXY"
+        )
+    return ""
 
 
 def told_by(body: object) -> str:
