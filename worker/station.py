@@ -240,7 +240,7 @@ class _Shift:
             if replay:
                 raise
             who = f"worker {self.station.name} on host {socket.gethostname()}"
-            raise InputInvalid(f"{who} cannot ask a model as it is set up there: {error}") from error
+            raise InputInvalid(f"{who} cannot ask a model as it is set up: {error}") from error
 
     def _release(self) -> Status:
         self.lease.leave()

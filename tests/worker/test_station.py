@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 import socket
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -335,7 +335,7 @@ def test_a_worker_that_cannot_ask_a_model_says_that_it_is_the_one(yard, chosen, 
     job_id = store.create(new_job("Do it.", yard.settings, job_id=f"{yard.job}-1"), Order())
     settings = yard.settings.model_copy(update=wanted)
     assert yard.station("one", settings=settings).work_next().status is Status.FAILED
-    who = f"worker one on host {socket.gethostname()} cannot ask a model as it is set up there: "
+    who = f"worker one on host {socket.gethostname()} cannot ask a model as it is set up: "
     assert store.get(job_id).job.error.message.startswith(who + lacking)
 
 
