@@ -788,6 +788,23 @@ def test_a_cancel_is_seen_within_a_fifth_of_a_second(chat):
 @pytest.mark.parametrize(
     "body",
     [
+        pytest.param(answer(say("a" * 1_000_000)), id="more text than can be a reply"),
+        pytest.param(
+            answer({"content": None, "tool_calls": [{"name": "a"}] * 20_000}),
+            id="more calls than can be a reply",
+        ),
+    ],
+)
+def test_what_is_more_than_a_reply_is_not_asked_for_again(httpserver, chat, body):
+    serve(httpserver, body)
+    with pytest.raises(ModelUnavailable, match=r"more than 1,000,000 char.* max_output_tokens"):
+        ask(chat())
+    assert len(httpserver.log) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         pytest.param({"choices": [{"message": None}]}, id="no message"),
         pytest.param({"choices": [None]}, id="no choice"),
         pytest.param({"choices": "x"}, id="choices are text"),
@@ -801,11 +818,6 @@ def test_a_cancel_is_seen_within_a_fifth_of_a_second(chat):
         ),
         pytest.param({"choices": 7}, id="choices are a number"),
         pytest.param({"choices": True}, id="choices are true"),
-        pytest.param(answer(say("a" * 1_000_000)), id="more text than can be a reply"),
-        pytest.param(
-            answer({"content": None, "tool_calls": [{"name": "a"}] * 20_000}),
-            id="more calls than can be a reply",
-        ),
         pytest.param(
             '{"choices": [{"message": ' + "9" * 5000 + "}]}", id="a number of 5000 digits"
         ),
