@@ -94,4 +94,4 @@ def _safely(change: Callable[[Any], None], module: Any) -> None:
     try:
         change(module)
     except Exception as error:
-        print(f"{module} could not be fitted: {error}", file=sys.stderr)
+        print(f"display options of {module} not set: {error}", file=sys.stderr)
