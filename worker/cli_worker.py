@@ -193,6 +193,7 @@ def _health(settings: Settings) -> str:
 
 def beat(as_json: AsJson = False) -> int:
     """Ring for waiting jobs, for workers with --no-beat."""
+    from worker.beat import Beat
     from worker.celery_app import app, check_broker, use
     from worker.logs import log_to_stdout
     from worker.settings import load_settings
@@ -204,7 +205,8 @@ def beat(as_json: AsJson = False) -> int:
     log_to_stdout(as_json=as_json)
     check_broker(settings)
     # Its usual scheduler keeps a file; one static tick needs none.
-    app.Beat(scheduler="celery.beat:Scheduler", quiet=True, max_interval=settings.sweep_s).run()
+    scheduler = "celery.beat:Scheduler"
+    Beat(app=app, scheduler=scheduler, quiet=True, max_interval=settings.sweep_s).run()
     return Exit.ANSWERED
 
 

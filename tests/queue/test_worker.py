@@ -272,6 +272,29 @@ def test_beat_rings_for_workers_that_do_not_sweep(redis_place):
         beat.wait()
 
 
+def test_beat_ends_though_its_signal_comes_in_the_middle_of_a_publication():
+    code = """if True:
+        import os, signal
+        from celery import Celery
+        from celery.beat import Scheduler
+        from worker.beat import Beat
+
+        class Busy(Scheduler):
+            def tick(self):
+                try:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                except BaseException:
+                    print("swallowed", flush=True)
+                return self.max_interval
+
+        Beat(app=Celery(broker="memory://"), scheduler=Busy, quiet=True, max_interval=60).run()
+    """
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0
+    assert done.stderr.count("swallowed") == 1  # and it has not gone on
+
+
 def test_what_nobody_can_reach_is_said_in_one_line(place_with):
     place = place_with(broker_url="redis://:s3cret@127.0.0.1:1/0")
     worker = place.worker(is_ready=False)
