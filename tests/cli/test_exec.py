@@ -220,7 +220,7 @@ def test_output_is_neither_markup_nor_terminal_escapes(caisson):
 def test_a_signal_ends_the_call_shows_what_it_did_and_removes_the_container(begin, number):
     process = begin("exec", "--python", "print('begun', flush=True)\nimport time; time.sleep(60)")
     wait_for(lambda: containers_of(process.pid))
-    time.sleep(1.5)  # until the code is running
+    time.sleep(4)  # until the code is running
     begun = time.monotonic()
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
