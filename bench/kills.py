@@ -168,9 +168,10 @@ class Yard:
 
     @property
     def killed_at(self) -> float | None:
-        """When somebody died at the moment."""
+        """When somebody died at the moment; the file is there a moment before that one is gone."""
         done = self._plan.with_suffix(".done")
-        return done.stat().st_mtime if done.exists() else None
+        is_over = done.exists() and any(worker.poll() is not None for worker in self._workers)
+        return done.stat().st_mtime if is_over else None
 
     # ---- jobs
 
