@@ -118,7 +118,7 @@ class AnswerHook(Hook):
                 kind="AnswerInvalid",
                 answer=answer,
             )
-        run.notify(notice("answer_invalid", faults="\n".join(wrong)), INVALID)
+        run.notify(notice("answer_invalid", faults="\n".join(wrong)), INVALID, answer)
 
     def before_tool(self, run: Run, call: ToolCall) -> None:
         """An answer is no call: one that was not taken has a notice, or came too early."""

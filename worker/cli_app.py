@@ -127,6 +127,7 @@ def run(
     as_json: AsJson = False,
 ) -> int:
     """Let an agent work on GOAL, and watch it."""
+    from worker.delays import delays_told
     from worker.runner import JobRequest, run_job
     from worker.settings import load_settings
 
@@ -145,7 +146,7 @@ def run(
         goal=goal, files=tuple(file or ()), mounts=tuple(mount or ()), replay=replay, record=record
     )
     view = _quiet_view() if as_json else _full_view()
-    with stoppable() as is_stopped:
+    with stoppable() as is_stopped, delays_told(view.on_delay):
         job = run_job(request, settings, observer=view, is_cancelled=is_stopped.is_set)
     view.close(job)
     if as_json:

@@ -198,6 +198,12 @@ class History:
         notices = (n for turn in self.turns[-2:] for n in turn.notices if n.landing)
         return next(notices, None)
 
+    @property
+    def sent_back(self) -> str:
+        """The latest answer that was sent back, if there is one."""
+        notices = (n for turn in reversed(self.turns) for n in reversed(turn.notices) if n.answer)
+        return next((notice.answer for notice in notices), "")
+
     def number(self, call_id: str) -> int:
         """The number of a call, as the model is told it: 1 is the first of the job."""
         return self._numbers[call_id]

@@ -105,10 +105,13 @@ class Run:
     def begin(self, call: ToolCall, place: str) -> None:
         self.append(CallStarted(call_id=call.id, place=place))
 
-    def notify(self, text: str, reason: str) -> None:
-        """Tell the model something before its next turn, once: the same reason again is nothing."""
+    def notify(self, text: str, reason: str, answer: str = "") -> None:
+        """Tell the model something before its next turn, once: the same reason again is nothing.
+
+        `answer` is the one that is sent back by this.
+        """
         if all(notice.reason != reason for notice in self.history.last.notices):
-            self.append(NoticeAdded(text=text, reason=reason))
+            self.append(NoticeAdded(text=text, reason=reason, answer=answer))
 
     def land(self, text: str, reason: FinishReason, why: str) -> None:
         """Ask the model for the best answer so far: its next reply has no tools and is the last."""
@@ -142,7 +145,7 @@ class Run:
             Ended(
                 status=status_for(reason),
                 finish_reason=reason,
-                answer=stop.answer or None,
+                answer=stop.answer or (None if answered else self.history.sent_back or None),
                 error=None if answered else JobError(type=stop.kind, message=str(stop)),
             )
         )
@@ -157,6 +160,7 @@ class Run:
             Ended(
                 status=Status.DEAD,
                 finish_reason=FinishReason.FAILED,
+                answer=self.history.sent_back or None,
                 error=JobError(type=type(error).__name__, message=str(error)),
             )
         )

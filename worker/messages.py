@@ -339,11 +339,13 @@ class NoticeAdded(Happening):
     """Something that we tell the model between its turns: a nudge, or that its time is up.
 
     With `landing` the next reply is the last, gets no tools, and ends the job for that reason.
+    `answer` is one that it sends back; it counts if the job ends before there is another.
     """
 
     kind: Literal["notice"] = "notice"
     text: str
     reason: str
+    answer: str = ""
     landing: FinishReason | None = None
     why: str = Field("", description="of a landing, for people: the limit that was met")
 

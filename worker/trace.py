@@ -110,6 +110,11 @@ class View(Observer, ABC):
         with self._seen_or_not():
             self._show_change(what)
 
+    def on_delay(self, what: str) -> None:
+        """The model could not be asked, and will be again; say why."""
+        with self._seen_or_not():
+            self._show_delay(what)
+
     def hide(self) -> None:
         """Take away what is shown of the present moment."""
         with self._seen_or_not():
@@ -134,6 +139,10 @@ class View(Observer, ABC):
 
     def _show_change(self, what: str) -> None:
         """Show that another worker has the job."""
+
+    def _show_delay(self, what: str) -> None:
+        """Show that the model will be asked again."""
+        self._activity.show(what)
 
 
 class Glance(View):
@@ -283,6 +292,11 @@ class Trace(View):
         self._activity.hide()
         self._release()
         self._note("! ", what, "yellow")
+
+    def _show_delay(self, what: str) -> None:
+        self._activity.hide()
+        self._note("· ", what, "dim")
+        self._activity.show("the model is asked again")
 
     # ---- the end
 

@@ -43,6 +43,16 @@ def containers_of(pid):
         engine.close()
 
 
+def commands_in(containers):
+    """The command lines that run in these containers."""
+    engine = Engine()
+    try:
+        tables = [engine._client.top(one["Id"]) for one in containers if one["State"] == "running"]
+        return [row[-1] for table in tables for row in table["Processes"]]
+    finally:
+        engine.close()
+
+
 def wait_for(check, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     while not check():

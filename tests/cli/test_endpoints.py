@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -101,6 +102,17 @@ def test_a_worker_says_at_its_start_which_model_it_asks(settings, says):
     said = asked_model(Settings(**settings))
     assert said.startswith(says)
     assert KEY not in said
+
+
+def test_a_try_that_comes_to_nothing_is_shown_while_the_next_is_waited_for(caisson, httpserver):
+    asked = httpserver.expect_ordered_request
+    asked("/v1/chat/completions").respond_with_data("busy", status=503)
+    asked("/v1/chat/completions").respond_with_json(answer(say("hello"), model="gpt-x"))
+    given = {"OPENAI_BASE_URL": httpserver.url_for("/v1"), "CAISSON_MODEL": "gpt-x"}
+    ended = caisson("run", "Say hello.", **{**UNISOLATED, **given})
+    assert (ended.code, ended.err) == (0, ""), ended
+    told = re.findall(r"^\W*· try 1 of 5: .*\b503\b.*; again in 0\.\d s$", ended.out, re.MULTILINE)
+    assert len(told) == 1, ended.out
 
 
 def test_a_fallback_is_shown_with_what_it_cost(caisson, httpserver, tmp_path):

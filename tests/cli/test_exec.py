@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.cli.conftest import containers_of, wait_for
+from tests.cli.conftest import commands_in, containers_of, wait_for
 
 KEYS = [
     "outcome",
@@ -218,9 +218,9 @@ def test_output_is_neither_markup_nor_terminal_escapes(caisson):
 @pytest.mark.engine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_call_shows_what_it_did_and_removes_the_container(begin, number):
-    process = begin("exec", "--python", "print('begun', flush=True)\nimport time; time.sleep(60)")
-    wait_for(lambda: containers_of(process.pid))
-    time.sleep(4)  # until the code is running
+    code = "print('begun', flush=True)\nimport os, time; os.system('sleep 77 &'); time.sleep(60)"
+    process = begin("exec", "--python", code)
+    wait_for(lambda: "sleep 77" in commands_in(containers_of(process.pid)))
     begun = time.monotonic()
     process.send_signal(number)
     out, err = process.communicate(timeout=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import re
 import shutil
 import ssl
 import subprocess
@@ -501,6 +502,7 @@ def test_the_number_of_tries_and_why_are_logged(httpserver, chat, caplog):
     told = [record.getMessage() for record in caplog.records if "try " in record.getMessage()]
     assert [line[:11] for line in told] == ["try 1 of 5:", "try 2 of 5:"]
     assert "529" in told[1]
+    assert all(re.search(r"; again in \d+\.\d s$", line) for line in told)
 
 
 # ---- learning how to ask

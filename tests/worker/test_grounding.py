@@ -9,10 +9,11 @@ import pytest
 from sandbox.types import ErrorInfo, Outcome
 from worker import assembly
 from worker.builtin import Workplace
+from worker.errors import ModelUnavailable
 from worker.grounding import made_up_numbers
 from worker.history import History
 from worker.hooks import Run
-from worker.messages import Budget, FinishReason, Job, MessageAdded
+from worker.messages import Budget, FinishReason, Job, MessageAdded, Status
 from worker.models.recorded import RecordedModel
 from worker.settings import Settings
 from worker.store.memory import MemoryStore
@@ -23,7 +24,7 @@ LOOK = say(None, ("python_interpreter", {"code": "print(1)"}))
 
 @pytest.fixture
 def drive(tmp_path):
-    def work(model, *, files=("a.csv",), shown="1", goal="How many rows?", **budget):
+    def work(model, *, files=("a.csv",), shown="1", goal="How many rows?", seen=None, **budget):
         given = [tmp_path / name for name in files]
         for path in given:
             path.write_text("a\n1\n")
@@ -40,6 +41,8 @@ def drive(tmp_path):
         for message in assembly.opening(goal, assembly.check_files(given)):
             run.append(MessageAdded(message=message))
         loop = assembly.build(Settings(), model, Workplace(lambda: FakeSandbox(respond=respond)))
+        if seen:
+            seen(run)
         loop.drive(run)
         return run
 
@@ -97,6 +100,19 @@ def test_each_reason_is_told_once_and_then_the_answer_stands(drive):
     run = drive(ScriptedModel(script))
     reasons = ["grounding:files", "grounding:failed", "grounding:numbers"]
     assert (run.job.answer, sent_back(run)) == ("1234", reasons)
+
+
+def test_an_answer_that_went_back_is_kept_when_the_budget_ends_without_another(drive):
+    run = drive(ScriptedModel([say("12"), LOOK, say("")]), max_steps=3)
+    assert (run.job.finish_reason, run.job.answer) == (FinishReason.BUDGET, "12")
+
+
+def test_an_answer_that_went_back_is_kept_when_the_endpoint_is_gone(drive):
+    runs = []
+    with pytest.raises(ModelUnavailable) as gone:
+        drive(ScriptedModel([say("12"), LOOK, ModelUnavailable("gone")]), seen=runs.append)
+    runs[0].give_up(gone.value)
+    assert (runs[0].job.status, runs[0].job.answer) == (Status.DEAD, "12")
 
 
 def test_a_number_that_no_result_has_goes_back_by_name(drive):

@@ -321,7 +321,8 @@ def test_waiting_for_a_slot_ends_with_the_deadline_and_when_cancelled(tmp_path):
     slots = Slots(tmp_path, "a", 1)
     with hold(slots):
         started = time.monotonic()
-        with pytest.raises(ModelTimeout, match="max_concurrent"), hold(slots, timeout_s=0.3):
+        told = r"slots for requests to a became free: raise max_concurrent"
+        with pytest.raises(ModelTimeout, match=told), hold(slots, timeout_s=0.3):
             pass
         assert time.monotonic() - started < 2
         until = time.monotonic() + 0.2

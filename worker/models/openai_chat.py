@@ -18,6 +18,7 @@ import openai
 from pydantic import SecretStr
 
 from worker.arguments import clean
+from worker.delays import DELAYS
 from worker.endpoints import ModelChoice
 from worker.errors import ModelRefused, ModelTimeout, ModelUnavailable
 from worker.messages import Finish, Message, Record, Reply, Role, Usage, Wire
@@ -42,6 +43,7 @@ from worker.models.waiting import Patience
 from worker.settings import nearest
 
 _log = logging.getLogger(__name__)
+_delays = logging.getLogger(DELAYS)
 _MOST_COUNTED = 2**40  # tokens; what is more is no count
 _NAMES_S = 5.0
 _MOST_NAMES = 2000
@@ -106,7 +108,6 @@ class OpenAIChat:
             try:
                 reply = self._try(request, patience)
             except Again as error:
-                _log.warning("try %d of %d: %s", tries, self._retries.tries, error)
                 self._wait(tries, error, patience)
                 before = f" (try {tries + 1}; the one before: {error})"
             except ModelTimeout as error:
@@ -129,6 +130,8 @@ class OpenAIChat:
                 asked += f"; model_timeout_s leaves {patience.left_s:.0f} s for another try"
             often = "once" if tries == 1 else f"{tries} times"
             raise ModelUnavailable(f"{error} (tried {often}{asked})") from error
+        told = "try %d of %d: %s; again in %.1f s"
+        _delays.warning(told, tries, self._retries.tries, error, wait_s)
         patience.wait(wait_s)
 
     def _try(self, request: Request, patience: Patience) -> Reply:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from worker.errors import Cancelled, ModelTimeout, ModelUnavailable
 from worker.models.waiting import Patience
+from worker.urls import without_password
 
 _POLL_S = 0.05
 
@@ -27,6 +28,7 @@ class Slots:
         self._folder = folder
         self._key = hashlib.sha256(endpoint.encode()).hexdigest()[:16]
         self._count = count
+        self._address = without_password(endpoint.partition("?")[0])
 
     @contextmanager
     def held(self, patience: Patience) -> Iterator[None]:
@@ -50,7 +52,8 @@ class Slots:
                 return slot
             if patience.left_s <= 0:
                 raise ModelTimeout(
-                    f"none of the {self._count} slots for requests (max_concurrent) became free"
+                    f"none of the {self._count} slots for requests to {self._address} became free:"
+                    " raise max_concurrent, or model_timeout_s to wait longer"
                 )
             patience.wait(min(patience.left_s, _POLL_S * random.uniform(0.5, 1.5)))  # noqa: S311
 
