@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import secrets
 import zlib
 from functools import cache
 from importlib import resources
@@ -35,16 +36,15 @@ exec(compile(r(int(r(9))),"<guest>","exec"))"""
 # Every import here and in the guest is paid for by each cold start: importlib.abc and asyncio
 # alone took 65 ms of CPU time.
 LOADER = """\
-import json, os, sys
+import os, sys
 if sys.version_info < (3, 9):
-    version = "Python " + sys.version.split()[0]
-    said = json.dumps({"kind": "unsuitable", "id": "", "reason": version})
+    said = '{"kind":"unsuitable","id":"","reason":"Python %s"}' % sys.version.split()[0]
     os.write(1, said.encode("ascii") + b"\\n")
     os._exit(4)
 import gc
 gc.disable()
 def unpack():
-    import base64, zlib
+    import base64, json, zlib
     from importlib.machinery import ModuleSpec
     sources = json.loads(zlib.decompress(base64.b64decode(PACKED)))
     class Source:
@@ -69,9 +69,11 @@ if is_installed():
     sys.path.insert(0, INSTALLED)
 else:
     unpack()
+from caisson_guest.greeting import greet
+opened = greet(CONFIG)
 from caisson_guest.main import main
 gc.enable()
-main(CONFIG)
+main(CONFIG, opened)
 """
 
 
@@ -112,9 +114,12 @@ def _file_name(module: str) -> str:
 
 
 def guest_config(
-    spec: SandboxSpec, workspace: str, *, is_container: bool, door: str | None = None
+    spec: SandboxSpec, workspace: str, *, nonce: str, is_container: bool, door: str | None = None
 ) -> dict[str, object]:
-    """What the guest has to know of its sandbox: plain values only."""
+    """What the guest has to know of its sandbox: plain values only.
+
+    It begins with a hello with this nonce, to the host of the spec's generation.
+    """
     limits = spec.limits
     return {
         "workspace": workspace,
@@ -122,6 +127,9 @@ def guest_config(
         "relay_uid": RELAY_UID if is_container else None,
         "relay_address": RELAY_ADDRESS,
         "door": door,
+        "nonce": nonce,
+        "epoch": secrets.token_hex(8),
+        "generation": spec.generation,
         "max_life_s": limits.max_life_s,
         "spare_s": spec.spare_s,
         "linger_s": spec.linger_s,

@@ -81,7 +81,10 @@ def _create(engine: Engine, options: dict[str, object], name: str) -> tuple[str,
 
 def _greet(engine: Engine, container: str, spec: SandboxSpec, door: Door | None) -> Session:
     """Start a container and hear its guest."""
-    config = bundle.guest_config(spec, WORKSPACE, is_container=True, door=DOOR if door else None)
+    nonce = secrets.token_hex(16)
+    config = bundle.guest_config(
+        spec, WORKSPACE, nonce=nonce, is_container=True, door=DOOR if door else None
+    )
     deadline = time.monotonic() + START_S
     link = engine.attach(container)
     with ExitStack() as undo:
@@ -90,7 +93,7 @@ def _greet(engine: Engine, container: str, spec: SandboxSpec, door: Door | None)
         undo.callback(session.close)
         try:
             # Sent before the start: the guest reads it while the engine is still busy starting.
-            nonce = session.say_hello(deadline, bundle.luggage(config))
+            session.send_guest(bundle.luggage(config), deadline)
             engine.start(container, spec.image)
             _hear(session, nonce, deadline, link, door)
         except LinkLost as error:
@@ -111,7 +114,6 @@ def _hear(
         shortcut = door.accept()
         if shortcut is not None:
             session.link = shortcut
-            nonce = session.say_hello(deadline)
             break
         with contextlib.suppress(GuestTimeout):  # something has warned: no word of the guest's
             session.hear_hello(nonce, time.monotonic() + WARNING_S)

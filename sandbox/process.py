@@ -65,10 +65,11 @@ class ProcessSandbox(GuestSandbox):
             theirs.close()
         session = Session(SocketLink(ours, is_framed=False), spec)
         sandbox = cls(process, workspace, session)
-        config = bundle.guest_config(spec, str(workspace), is_container=False)
+        nonce = uuid.uuid4().hex
+        config = bundle.guest_config(spec, str(workspace), nonce=nonce, is_container=False)
         try:
             deadline = time.monotonic() + START_S
-            nonce = session.say_hello(deadline, bundle.luggage({**config, "linger_s": 0.0}))
+            session.send_guest(bundle.luggage({**config, "linger_s": 0.0}), deadline)
             session.hear_hello(nonce, deadline)
             session.preload(spec.preload)
         except BaseException:

@@ -25,7 +25,8 @@ from sandbox.errors import (
     SandboxUnavailable,
     StaleGeneration,
 )
-from sandbox.guest.wire import MAX_FRAME, VERSION, Malformed, Reader
+from sandbox.guest import VERSION
+from sandbox.guest.wire import MAX_FRAME, Malformed, Reader
 from sandbox.link import Link
 from sandbox.protocol import (
     Answer,
@@ -78,12 +79,17 @@ class Session:
         deadline = time.monotonic() + timeout_s
         return self.hear_hello(self.say_hello(deadline), deadline)
 
-    def say_hello(self, deadline: float, luggage: bytes = b"") -> str:
-        """Send the first words, `luggage` before them; returns the nonce of their answer."""
+    def send_guest(self, luggage: bytes, deadline: float) -> None:
+        """Send the guest to where it will run; it says hello with the nonce in its luggage."""
+        self._send(luggage, deadline)
+
+    def say_hello(self, deadline: float) -> str:
+        """Send the first words of a later host; returns the nonce of their answer."""
         nonce = uuid.uuid4().hex
         # A newline first: it ends the half-written line of a host that died.
-        first = b"\n" + protocol.write("hello", nonce=nonce, generation=self.spec.generation)
-        self._send(luggage + first, deadline)
+        self._send(
+            b"\n" + protocol.write("hello", nonce=nonce, generation=self.spec.generation), deadline
+        )
         return nonce
 
     def hear_hello(self, nonce: str, deadline: float) -> Hello:

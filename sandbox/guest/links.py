@@ -38,11 +38,9 @@ class Links:
         self._paused: socket.socket | None = None
         self._relay_uid = -1
 
-    def listen(self, address: str, relay_uid: int) -> None:
-        """Wait for later hosts on an abstract socket; only the relay's user is let in."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(b"\0" + address.encode())
-        listener.listen(64)
+    def listen(self, fd: int, relay_uid: int) -> None:
+        """Let later hosts in by a listening socket; only the relay's user is let in."""
+        listener = socket.socket(fileno=fd)
         listener.settimeout(0)
         self._relay_uid = relay_uid
         self._watch(listener)

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from . import files, processes, shell, wire
+from . import VERSION, files, processes, shell, wire
 from .calls import MIB, Call, Exit, Stage, outcome_of, read_exit, why_it_ended
 from .interpreter import KernelProcess, prepare
 from .links import Links, watch_writing
@@ -45,16 +45,18 @@ class Conflict(Exception):
 class Supervisor:
     """See the module; `config` is the first thing the host sends."""
 
-    def __init__(self, config: dict[str, Any], first_link: Channel) -> None:
+    def __init__(self, config: dict[str, Any], first_link: Channel, listener: int | None) -> None:
         self._config = config
         self._workspace: str = config["workspace"]
-        self._epoch = os.urandom(8).hex()
-        self._ends_at: float = time.monotonic() + (config["spare_s"] or config["max_life_s"])
+        self._generation: int = config["generation"]
+        life_s = config["max_life_s"]
+        if not self._generation:  # its life begins with its job
+            life_s = config["spare_s"] or life_s
+        self._ends_at: float = time.monotonic() + life_s
         self._counters = Counters(own_cgroup=config["own_cgroup"])
         self._selector = selectors.DefaultSelector()
         self._results = Results()
         self._snapshot = files.snapshot(self._workspace)
-        self._generation = 0
         self._number = 0
         self._is_prepared = False
         self._call: Call | None = None
@@ -77,14 +79,16 @@ class Supervisor:
         }
         self._wake_on_children()
         self._links = Links(self._selector, self._on_frame)
-        if config["relay_uid"] is not None:
-            self._links.listen(config["relay_address"], config["relay_uid"])
+        if listener is not None:
+            self._links.listen(listener, config["relay_uid"])
         self._links.add(first_link)
+        self._links.make_current(first_link, self._stale())
 
     # --- the loop -------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Serve until the maximum life is over, or no host has come back."""
+        self._replace_kernel()
         while not self._is_over():
             for key, events in self._selector.select(self._patience()):
                 if self._is_watched(key):
@@ -161,8 +165,8 @@ class Supervisor:
         answer = {
             "kind": "hello",
             "nonce": nonce,
-            "version": wire.VERSION,
-            "epoch": self._epoch,
+            "version": VERSION,
+            "epoch": self._config["epoch"],
             "python": sys.version.split()[0],
             "running": self._call.id if self._call else None,
             "finished": self._results.finished,

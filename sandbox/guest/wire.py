@@ -15,7 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-VERSION = 2  # of the protocol; raised with every change that an older peer would not take
 MAX_FRAME = 8 * 1024 * 1024
 MAX_PAYLOAD = 4 * 1024 * 1024
 MAX_QUEUE = 4 * MAX_FRAME

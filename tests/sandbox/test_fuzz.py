@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from sandbox import bundle, protocol
 from sandbox.errors import LinkLost, ProtocolError, SandboxError, SandboxUnavailable
-from sandbox.guest.wire import VERSION, Reader
+from sandbox.guest import VERSION
+from sandbox.guest.wire import Reader
 from sandbox.link import SocketLink
 from sandbox.session import Session
 from sandbox.types import Execution, SandboxSpec
@@ -82,7 +83,7 @@ class Guest:
         )
         theirs.close()
         spec = SandboxSpec(linger_s=0.0)
-        config = bundle.guest_config(spec, str(workspace), is_container=False)
+        config = bundle.guest_config(spec, str(workspace), nonce="0", is_container=False)
         self.stream.sendall(bundle.luggage(config))
         self.said = b""
 
