@@ -7,7 +7,6 @@ waits for this word. What comes after it, and a later host, wait until the super
 from __future__ import annotations
 
 import _ctypes  # noqa: F401 - odd builds of Python lack it; that must show before the first word
-import _json  # noqa: F401 - the same
 import os
 import sys
 
