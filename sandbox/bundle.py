@@ -69,11 +69,15 @@ if is_installed():
     sys.path.insert(0, INSTALLED)
 else:
     unpack()
-from caisson_guest.greeting import greet
+from caisson_guest.greeting import confess, greet
 opened = greet(CONFIG)
-from caisson_guest.main import main
-gc.enable()
-main(CONFIG, opened)
+try:
+    from caisson_guest.main import main
+    gc.enable()
+    main(CONFIG, opened)
+except BaseException as error:
+    confess(opened[1], error)
+    raise
 """
 
 

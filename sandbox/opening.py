@@ -31,7 +31,7 @@ without_doors: set[str] = set()  # addresses of engines that do not see this hos
 
 
 def open_container(engine: Engine, spec: SandboxSpec, harden: Harden) -> tuple[str, Session]:
-    """Open a container for `spec`; returns its id, and a session that is ready for calls.
+    """Open a container for `spec`; returns its id, and a session that takes calls.
 
     Raises `EngineUnavailable`, `ImageMissing`, `ImageUnsuitable` or `SpecInvalid`, or
     `SandboxUnavailable` if the guest does not come up; whatever happens, nothing is left behind.

@@ -197,6 +197,7 @@ class Pool:
         for idle in bad:
             self._throw_away(idle)
         if any(are_lost):  # what has ended these may end the next as well
+            _log.warning("spare sandboxes have ended by themselves: %d", sum(are_lost))
             return FAULT_S
         with self._lock:
             lacking = next((s for s in self._stocks.values() if self._lacks(s, now)), None)
@@ -253,6 +254,11 @@ class Pool:
                 stock.is_expected = False
                 stock.asked_at.clear()
             return
+        try:
+            sandbox.files()  # it has said hello, and may still be loading itself
+        except BaseException:
+            sandbox.close()
+            raise
         with self._lock:
             stock.ready.append(Idle(sandbox, time.monotonic()))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import secrets
 import shutil
 import socket
 import subprocess
@@ -65,7 +66,7 @@ class ProcessSandbox(GuestSandbox):
             theirs.close()
         session = Session(SocketLink(ours, is_framed=False), spec)
         sandbox = cls(process, workspace, session)
-        nonce = uuid.uuid4().hex
+        nonce = secrets.token_hex(16)
         config = bundle.guest_config(spec, str(workspace), nonce=nonce, is_container=False)
         try:
             deadline = time.monotonic() + START_S

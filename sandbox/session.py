@@ -84,7 +84,7 @@ class Session:
         self._send(luggage, deadline)
 
     def say_hello(self, deadline: float) -> str:
-        """Send the first words of a later host; returns the nonce of their answer."""
+        """Send the first words of a host that comes later; returns the nonce of their answer."""
         nonce = uuid.uuid4().hex
         # A newline first: it ends the half-written line of a host that died.
         self._send(
@@ -331,5 +331,5 @@ def _declined(said: Declined) -> Exception:
     if said.kind == "conflict":
         return SandboxUnavailable(f"the sandbox is at something else: {said.reason}")
     if said.kind == "fault":
-        return SandboxUnavailable(f"the sandbox has no room left: {said.reason}")
+        return SandboxUnavailable(f"the sandbox cannot do it: {said.reason}")
     return ProtocolError(f"the guest did not understand: {said.reason}")

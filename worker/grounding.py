@@ -48,7 +48,7 @@ class GroundingHook(Hook):
             return
         kind, told = _fault(history, said[0])
         if kind and not _is_told(history, kind):
-            run.notify(told, REASON + kind, said[0])
+            run.notify(told, REASON + kind, self._answers.checked(reply)[0])
 
 
 def _fault(history: History, answer: str) -> tuple[str, str]:

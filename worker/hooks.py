@@ -140,15 +140,11 @@ class Run:
         cancelled = isinstance(stop, Cancelled)
         self._close(ResultStatus.CANCELLED if cancelled else ResultStatus.SKIPPED, str(stop))
         reason = FinishReason(stop.reason)
-        answered = reason is FinishReason.ANSWERED
-        self.append(
-            Ended(
-                status=status_for(reason),
-                finish_reason=reason,
-                answer=stop.answer or (None if answered else self.history.sent_back or None),
-                error=None if answered else JobError(type=stop.kind, message=str(stop)),
-            )
-        )
+        if reason is FinishReason.ANSWERED:
+            end = Ended(status=status_for(reason), finish_reason=reason, answer=stop.answer or None)
+        else:
+            end = self._failed(status_for(reason), reason, stop.kind, str(stop), stop.answer)
+        self.append(end)
 
     def give_up(self, error: Exception) -> None:
         """End the job because infrastructure failed and trying again did not help."""
@@ -156,14 +152,17 @@ class Run:
             self.remark(f"after the end: {error}")
             return
         self._close(ResultStatus.SKIPPED, "the job ended before it had a result")
-        self.append(
-            Ended(
-                status=Status.DEAD,
-                finish_reason=FinishReason.FAILED,
-                answer=self.history.sent_back or None,
-                error=JobError(type=type(error).__name__, message=str(error)),
-            )
-        )
+        kind = type(error).__name__
+        self.append(self._failed(Status.DEAD, FinishReason.FAILED, kind, str(error)))
+
+    def _failed(
+        self, status: Status, reason: FinishReason, kind: str, message: str, answer: str = ""
+    ) -> Ended:
+        """An end that is no success: without an answer, with the one that was sent back last."""
+        if not answer and (answer := self.history.sent_back):
+            message += "; the answer is one that was sent back"
+        error = JobError(type=kind, message=message)
+        return Ended(status=status, finish_reason=reason, answer=answer or None, error=error)
 
     def _close(self, status: ResultStatus, why: str) -> None:
         """Give every call that was asked for and not run its result."""

@@ -64,7 +64,8 @@ class ReplyHook(Hook):
         if in_a_row >= self._limits.text_turns:
             self._stop(run, _end(fault, in_a_row))
         if not reply.calls or fault == "empty":
-            run.notify(self._told(fault, reply), f"reply:{fault}")
+            answer = reply.text if fault == "code" else ""  # sent again it would be taken
+            run.notify(self._told(fault, reply), f"reply:{fault}", answer)
 
     def _told(self, fault: str, reply: Reply) -> str:
         offered = self._answers.offered

@@ -296,7 +296,7 @@ class Trace(View):
     def _show_delay(self, what: str) -> None:
         self._activity.hide()
         self._note("· ", what, "dim")
-        self._activity.show("the model is asked again")
+        self._activity.show("the model will be asked again")
 
     # ---- the end
 

@@ -24,13 +24,17 @@ def without_password(url: str) -> str:
     url = _NAMED.sub(r"\1***", url)
     try:
         parts = urlsplit(url)
-        has_secret, host, port = parts.password is not None, parts.hostname or "", parts.port
+        host, port = parts.hostname or "", parts.port
     except ValueError:  # a port that is no number: nothing of it can be told apart safely
         return f"{scheme(url)}://…"
-    if not has_secret:
+    if parts.password is not None:
+        who = f"{parts.username or ''}:***"
+    elif parts.username and parts.scheme in {"http", "https"}:  # there it is mostly a token
+        who = "***"
+    else:
         return url
     place = f"{host}:{port}" if port else host
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{place}"))
+    return urlunsplit(parts._replace(netloc=f"{who}@{place}"))
 
 
 def check_database(url: str) -> str:

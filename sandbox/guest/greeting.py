@@ -26,13 +26,16 @@ HELLO = (
     '"running":null,"finished":[]}\n'
 )
 
+FAULT = '{"kind":"fault","id":"","reason":"the guest has failed: %s"}\n'
+MAX_WHY = 1000
+
 
 def greet(config: dict[str, Any]) -> tuple[int, int, int | None]:
     """Listen for later hosts, open the first link and say hello by it.
 
     Returns descriptors: of the link, to read and to write, and of the listening socket, if there
     is to be one. The link is the door that the host has opened, or else stdin and stdout. `config`
-    comes from `sandbox.bundle`. Raises OSError if the host is gone.
+    comes from `sandbox.bundle`. Raises OSError if the host is gone, or the address is taken.
     """
     listener = None if config["relay_uid"] is None else _listen(config["relay_address"])
     link = _enter(config["door"]) or (os.dup(0), os.dup(1))
@@ -41,6 +44,13 @@ def greet(config: dict[str, Any]) -> tuple[int, int, int | None]:
     while hello:
         hello = hello[os.write(link[1], hello) :]
     return (*link, listener)
+
+
+def confess(write_fd: int, error: BaseException) -> None:
+    """Say by the first link why there will be nothing more."""
+    why = ascii(f"{type(error).__name__}: {error}")[1:-1][:MAX_WHY]
+    why = why.replace("\\", "/").replace('"', "'")  # JSON may be what cannot be loaded
+    os.write(write_fd, (FAULT % why).encode("ascii"))
 
 
 def _listen(address: str) -> int:

@@ -1,7 +1,7 @@
 """The conversations with hosts: the first by the door, or stdin and stdout; later ones by a relay.
 
-One link is current, the one that said `hello` last; the others are told and dropped then. A link
-that takes nothing is dropped, never waited for.
+One link is current, the first or the one that said `hello` last; the others are told and dropped
+then. A link that takes nothing is dropped, never waited for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the guest begins: protect this process, read the configuration, serve."""
+"""What the guest does when it has said hello: protect this process, and serve."""
 
 from __future__ import annotations
 

@@ -134,9 +134,9 @@ class Supervisor:
         except Conflict as error:
             self._decline(link, "conflict", frame, error)
         except OSError as error:  # no memory, process or descriptor to be had, even after cleaning
-            self._decline(link, "fault", frame, error)
+            self._decline(link, "fault", frame, f"there is no room left: {error}")
 
-    def _decline(self, link: Channel, kind: str, frame: Frame, why: Exception) -> None:
+    def _decline(self, link: Channel, kind: str, frame: Frame, why: Exception | str) -> None:
         execution_id = frame.get("id")
         known = execution_id if isinstance(execution_id, str) else ""
         self._links.say(link, {"kind": kind, "id": known[:MAX_ID], "reason": str(why)})

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from sandbox import bundle
+from sandbox.bundle import LOADER
+from sandbox.errors import SandboxUnavailable
 from sandbox.guest import VERSION
 from sandbox.protocol import Hello, read
+from sandbox.types import SandboxSpec
+from tests.sandbox.conftest import DOCKER
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"relay_uid": None, "nonce": "n1", "epoch": "e1"}
@@ -32,4 +38,21 @@ def test_it_is_said_by_the_output_where_there_is_no_door(door):
 
 def test_it_waits_for_nothing_that_takes_long_to_load():
     slow = {"json", "re", "enum", "collections", "socket", "selectors", "ctypes", "contextlib"}
-    assert said_by(f"print({slow!r} & set(sys.modules))") == b"set()\n"
+    greeted = f"g.greet({ {**CONFIG, 'door': '/nowhere'} }); "
+    _, loaded = said_by(f"{greeted}print({slow!r} & set(sys.modules))").splitlines()
+    assert loaded == b"set()"
+    before, _, _ = LOADER.partition("greet(CONFIG)")
+    imported = set(re.findall(r"^import (.*)$", before, re.MULTILINE))
+    assert imported == {"os, sys", "gc"}
+
+
+@pytest.mark.parametrize("driver", ["process", DOCKER])
+@pytest.mark.parametrize("preload", [(), ("json",)], ids=["a call", "libraries"])
+def test_a_guest_that_fails_behind_it_says_why(monkeypatch, job, start, driver, preload):
+    broken = LOADER.replace(
+        "import main\n", "import main\n    raise ImportError(\"no 'x' é\")\n", 1
+    )
+    assert broken != LOADER
+    monkeypatch.setattr(bundle, "LOADER", broken)
+    with pytest.raises(SandboxUnavailable, match=r"the guest has failed: ImportError: no 'x' /xe9"):
+        start(driver, spec=SandboxSpec(job=job, preload=preload)).python("1")

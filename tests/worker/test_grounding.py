@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sandbox.types import ErrorInfo, Outcome
 from worker import assembly
 from worker.builtin import Workplace
-from worker.errors import ModelUnavailable
+from worker.errors import Cancelled, ModelUnavailable
 from worker.grounding import made_up_numbers
 from worker.history import History
 from worker.hooks import Run
@@ -24,7 +25,16 @@ LOOK = say(None, ("python_interpreter", {"code": "print(1)"}))
 
 @pytest.fixture
 def drive(tmp_path):
-    def work(model, *, files=("a.csv",), shown="1", goal="How many rows?", seen=None, **budget):
+    def work(
+        model,
+        *,
+        files=("a.csv",),
+        shown="1",
+        goal="How many rows?",
+        seen=None,
+        schema=None,
+        **budget,
+    ):
         given = [tmp_path / name for name in files]
         for path in given:
             path.write_text("a\n1\n")
@@ -40,7 +50,9 @@ def drive(tmp_path):
         run = Run(History(*store.load("j")), store, store.claim("j", "me", 60.0).generation)
         for message in assembly.opening(goal, assembly.check_files(given)):
             run.append(MessageAdded(message=message))
-        loop = assembly.build(Settings(), model, Workplace(lambda: FakeSandbox(respond=respond)))
+        loop = assembly.build(
+            Settings(answer_schema=schema), model, Workplace(lambda: FakeSandbox(respond=respond))
+        )
         if seen:
             seen(run)
         loop.drive(run)
@@ -105,6 +117,7 @@ def test_each_reason_is_told_once_and_then_the_answer_stands(drive):
 def test_an_answer_that_went_back_is_kept_when_the_budget_ends_without_another(drive):
     run = drive(ScriptedModel([say("12"), LOOK, say("")]), max_steps=3)
     assert (run.job.finish_reason, run.job.answer) == (FinishReason.BUDGET, "12")
+    assert run.job.error.message.endswith("; the answer is one that was sent back")
 
 
 def test_an_answer_that_went_back_is_kept_when_the_endpoint_is_gone(drive):
@@ -113,6 +126,39 @@ def test_an_answer_that_went_back_is_kept_when_the_endpoint_is_gone(drive):
         drive(ScriptedModel([say("12"), LOOK, ModelUnavailable("gone")]), seen=runs.append)
     runs[0].give_up(gone.value)
     assert (runs[0].job.status, runs[0].job.answer) == (Status.DEAD, "12")
+    assert runs[0].job.error.message == "gone; the answer is one that was sent back"
+
+
+def test_an_answer_that_went_back_makes_no_cancelled_job_succeed(drive):
+    run = drive(ScriptedModel([say("12"), LOOK, Cancelled()]))
+    assert (run.job.status, run.job.answer) == (Status.CANCELLED, "12")
+    assert run.job.error.type == "Cancelled"
+
+
+def test_a_better_answer_is_kept_rather_than_the_one_that_went_back(drive):
+    run = drive(ScriptedModel([say("12"), LOOK, say("the best so far: 1")]), max_steps=3)
+    assert run.job.answer == "the best so far: 1"
+    assert "sent back" not in (run.job.error.message if run.job.error else "")
+
+
+def test_an_answer_that_went_back_is_kept_as_the_schema_has_it(drive):
+    fenced = 'Here:\n```json\n{"a": 1}\n```'
+    schema = {"type": "object", "required": ["a"]}
+    run = drive(ScriptedModel([say(fenced), LOOK, say("")]), schema=schema, max_steps=3)
+    assert json.loads(run.job.answer) == {"a": 1}
+
+
+def test_one_that_does_not_fit_is_kept_with_its_fault(drive):
+    schema = {"type": "object", "required": ["a"]}
+    run = drive(ScriptedModel([LOOK, say('{"b": 1}'), say("")]), schema=schema, max_steps=3)
+    assert json.loads(run.job.answer) == {"b": 1}
+    assert run.job.error.message.endswith("; the answer is one that was sent back")
+
+
+def test_an_answer_that_is_only_code_is_kept(drive):
+    code = "```js\nlet a = 1\n```"
+    run = drive(ScriptedModel([LOOK, say(code), say("")]), max_steps=3)
+    assert run.job.answer == code
 
 
 def test_a_number_that_no_result_has_goes_back_by_name(drive):

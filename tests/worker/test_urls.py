@@ -56,3 +56,15 @@ def test_an_address_without_a_password_is_shown_as_it_is(url):
     check = urls.check_database if url.startswith("sqlite") else urls.check_broker
     assert check(url) == url
     assert urls.without_password(url) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://sk-secret@host/v1", "https://***@host/v1"),
+        ("http://me:sk-secret@host:80/v1", "http://me:***@host:80/v1"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+    ],
+)
+def test_a_token_in_place_of_a_name_is_no_more_shown_than_a_password(url, shown):
+    assert urls.without_password(url) == shown
