@@ -45,7 +45,7 @@ class Jobs:
     """A worker that lives as long as this does."""
 
     def __init__(self) -> None:
-        self._stack, self._pid, self._done = ExitStack(), 0, 0
+        self._stack, self._working, self._pid, self._done = ExitStack(), ExitStack(), 0, 0
         redis = self._stack.enter_context(RedisServer())
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="caisson-bench-"))
         self._given = {
@@ -59,11 +59,12 @@ class Jobs:
         _rename(self._settings.database, os.environ[RUN])
 
     def work(self, at_once: int) -> None:
-        """Start the worker, with so many slots."""
+        """Start the worker, with so many slots, in place of the one before."""
+        self._working.close()
         own = {f"CAISSON_{name.upper()}": value for name, value in self._given.items()}
         command = [*WORKER, "--concurrency", str(at_once)]
-        (worker,) = self._stack.enter_context(running(command, own, 1, "ready"))
-        self._pid = worker.pid
+        (worker,) = self._working.enter_context(running(command, own, 1, "ready"))
+        self._pid, self._done = worker.pid, 0
 
     def jobs(self, count: int) -> Samples:
         """Jobs a second; and bytes of the worker's own memory, over the jobs that it has done."""
@@ -87,6 +88,7 @@ class Jobs:
         return {"rate": [count / (time.perf_counter() - started)]}
 
     def end(self) -> None:
+        self._working.close()
         self._stack.close()
 
 
