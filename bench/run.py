@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -68,6 +69,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """Run the chosen parts; returns the report."""
     stage = Stage(chosen.rounds, is_quick=chosen.quick, has_peers=chosen.has_peers)
+    signal.signal(signal.SIGINT, stage.interrupt)
     run = f"bench-{os.getpid()}"
     machine = describe_machine()
     with endpoint() as address, swept(stage, run, chosen.image):

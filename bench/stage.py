@@ -99,6 +99,12 @@ class Stage:
         self.environment: dict[str, str] = {}
         self._here: list[Contestant] = []
         self._told_at = time.monotonic()
+        self._is_interrupted = False
+
+    def interrupt(self, *_of_signal: object) -> None:
+        """End the run, for SIGINT: now, or where Python drops the exception with the next word."""
+        self._is_interrupted = True
+        raise KeyboardInterrupt
 
     def enter(self, who: str, module: str, *options: str) -> list[Contestant]:
         """Let a contestant of ours come; none if it cannot."""
@@ -138,6 +144,8 @@ class Stage:
 
     def tell(self, text: str) -> None:
         """Say on stderr what goes on, when nothing was said for a while."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt
         if time.monotonic() - self._told_at > NOTICE_S:
             print(f"bench: {text} …", file=sys.stderr, flush=True)
             self._told_at = time.monotonic()

@@ -47,6 +47,7 @@ CHUNK = 2 * 1024 * 1024
 SLOWEST = 1024 * 1024  # bytes per second of a file that is waited for
 ANSWER_S = 30.0  # for what takes milliseconds, on a machine that is busy
 PRELOAD_S = 60.0
+LAST_WORDS_S = 1.0
 ENDING_S = 15.0  # on top of a call's limit: the guest's grace, its clean-up, a busy machine
 MAX_SAID = 4 * MAX_FRAME  # in answer to one request
 MAX_FRAMES = 1000
@@ -236,7 +237,22 @@ class Session:
     def _request(self, kind: str, data: bytes = b"", **fields: object) -> None:
         line = protocol.write(kind, generation=self.spec.generation, **fields)
         self._received_bytes = self._received_frames = 0
-        self._send(line + data, time.monotonic() + ANSWER_S)
+        try:
+            self._send(line + data, time.monotonic() + ANSWER_S)
+        except LinkLost:
+            self._hear_last_words()
+            raise
+
+    def _hear_last_words(self) -> None:
+        """Raise the error for what a guest has said of its own end, if it has said anything."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        try:
+            said = self._next(deadline)
+            while not isinstance(said, Declined) or said.id:
+                said = self._next(deadline)
+        except SandboxUnavailable:
+            return
+        raise _declined(said)
 
     def _send(self, data: bytes, deadline: float) -> None:
         with self._sending:

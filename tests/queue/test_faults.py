@@ -136,6 +136,7 @@ def test_a_job_that_kills_its_workers_is_dead_in_the_end_and_others_are_not_held
     assert (job.status, job.error.type) == (Status.DEAD, "WorkersLost")
     assert len(victims) == 3
     assert "each time in call 1 (python_interpreter)" in job.error.message
+    eventually(lambda: all(place.is_over(other) for other in others))
     assert all(place.job(other).status is Status.SUCCEEDED for other in others)
 
 

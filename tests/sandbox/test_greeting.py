@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,5 +55,11 @@ def test_a_guest_that_fails_behind_it_says_why(monkeypatch, job, start, driver, 
     )
     assert broken != LOADER
     monkeypatch.setattr(bundle, "LOADER", broken)
-    with pytest.raises(SandboxUnavailable, match=r"the guest has failed: ImportError: no 'x' /xe9"):
+    told = r"the guest has failed: ImportError: no 'x' /xe9"
+    with pytest.raises(SandboxUnavailable, match=told):
         start(driver, spec=SandboxSpec(job=job, preload=preload)).python("1")
+    if not preload:  # also to a host that speaks only when it has ended
+        made = start(driver, spec=SandboxSpec(job=job))
+        time.sleep(1)
+        with pytest.raises(SandboxUnavailable, match=told):
+            made.python("1")
