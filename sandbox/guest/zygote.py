@@ -4,10 +4,10 @@ Were they loaded in the supervisor, each of its forks would copy the tables of a
 space, for a shell that throws them away again.
 
 A kernel is forked twice over, and so becomes a child of the supervisor's: one whose pid the
-supervisor hears of is its own to collect. User code is of the same user and may stop or end this
-process; its memory, descriptors, limits and rank are closed to it, as the supervisor's are. So what
-it says holds. It is waited for only a moment; without it the supervisor forks a kernel by itself,
-and the libraries take their time again.
+supervisor hears of is its own to collect, and nothing else of the forking is left. User code is of
+the same user and may stop or end this process; its memory, descriptors, limits and rank are closed
+to it, as the supervisor's are. So what it says holds. It is waited for only a moment; without it
+the supervisor forks a kernel by itself, and the libraries take their time again.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _fork_again(
     middle, deadline = os.getpid(), time.monotonic() + ANSWER_S
     try:
         if os.fork() == 0:
-            while os.getppid() == middle:  # the supervisor would not hear of its end
+            while _is_there(middle):  # as a parent, or as one more that counts as a process
                 if time.monotonic() > deadline:
                     os._exit(0)
                 time.sleep(POLL_S)
@@ -161,6 +161,15 @@ def _fork_again(
         _complain(stream, error)
     finally:
         os._exit(0)
+
+
+def _is_there(pid: int) -> bool:
+    """Whether a process lives, or has ended and nobody has collected it yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _complain(stream: socket.socket, error: OSError) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import time
 
 import pytest
@@ -49,6 +51,26 @@ while time.monotonic() < deadline:
         if int(pid) not in (1, mine):
             try: os.kill(int(pid), number)
             except OSError: pass
+"""
+# Forks again and again, and looks each time whether more than what was asked for has come of it.
+FORK = """
+import os
+from sandbox.guest import processes
+from sandbox.guest.zygote import Zygote
+processes.adopt_orphans()
+zygote = Zygote(lambda _requests, _answers: None, "/")
+own, left = f"/proc/{zygote.pid}/task/{zygote.pid}/children", 0
+for _ in range(200):
+    output = os.open(os.devnull, os.O_WRONLY)
+    pipes = [output, *os.pipe()]
+    pid = zygote.fork(pipes)
+    with open(own) as children:
+        left += bool(children.read())
+    for fd in pipes:
+        os.close(fd)
+    os.waitpid(pid, 0)
+zygote.end()
+print(left)
 """
 ATTACKS = (
     "open(f'/proc/{zygote()}/mem', 'rb')",
@@ -174,6 +196,12 @@ class TestTheProcessItself:
         sandbox.python("import os; os._exit(1)", timeout_s=1)
         assert sandbox.python("1 + 1").value == "2"
         assert sandbox.shell("echo ok").output == "ok\n"
+
+
+    def test_a_fork_leaves_no_process_but_the_one_that_was_asked_for(self):
+        command = [sys.executable, "-c", FORK]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "0\n"
 
 
 class TestLoading:
