@@ -6,6 +6,7 @@ nothing that `sandbox.protocol` has not checked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -20,6 +21,7 @@ from sandbox import protocol
 from sandbox.errors import (
     FileRefused,
     ImageUnsuitable,
+    GuestTimeout,
     LinkLost,
     ProtocolError,
     SandboxUnavailable,
@@ -244,15 +246,9 @@ class Session:
             raise
 
     def _hear_last_words(self) -> None:
-        """Raise the error for what a guest has said of its own end, if it has said anything."""
-        deadline = time.monotonic() + LAST_WORDS_S
-        try:
-            said = self._next(deadline)
-            while not isinstance(said, Declined) or said.id:
-                said = self._next(deadline)
-        except SandboxUnavailable:
-            return
-        raise _declined(said)
+        """Raise the error for what a guest has said of the link's end, if it has said anything."""
+        with contextlib.suppress(LinkLost, GuestTimeout, ProtocolError):
+            self._await("", LAST_WORDS_S, Answer)
 
     def _send(self, data: bytes, deadline: float) -> None:
         with self._sending:
