@@ -20,8 +20,8 @@ from typing import BinaryIO, TypeVar
 from sandbox import protocol
 from sandbox.errors import (
     FileRefused,
-    ImageUnsuitable,
     GuestTimeout,
+    ImageUnsuitable,
     LinkLost,
     ProtocolError,
     SandboxUnavailable,

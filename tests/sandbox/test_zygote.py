@@ -197,7 +197,6 @@ class TestTheProcessItself:
         assert sandbox.python("1 + 1").value == "2"
         assert sandbox.shell("echo ok").output == "ok\n"
 
-
     def test_a_fork_leaves_no_process_but_the_one_that_was_asked_for(self):
         command = [sys.executable, "-c", FORK]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
