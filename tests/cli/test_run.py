@@ -8,13 +8,12 @@ import pty
 import re
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND, containers_of, wait_for
+from tests.cli.conftest import COMMAND, commands_in, containers_of, wait_for
 
 KEYS = ["id", "status", "finish_reason", "answer", "steps", "usage", "artifacts", "error"]
 WORK = {"say": "I count.", "python_interpreter": {"code": "total = sum(range(5))\nprint(total)"}}
@@ -151,12 +150,10 @@ def test_a_terminal_gets_colours_unless_it_says_no(environment, recording, tmp_p
 @pytest.mark.engine
 @pytest.mark.parametrize("as_json", [True, False])
 def test_ctrl_c_shows_what_was_done_and_leaves_no_container(begin, recording, as_json):
-    wait = {
-        "python_interpreter": {"code": "print('halfway', flush=True)\nimport time\ntime.sleep(60)"}
-    }
+    code = "print('halfway', flush=True)\nimport os, time\nos.system('sleep 78 &')\ntime.sleep(60)"
+    wait = {"python_interpreter": {"code": code}}
     process = begin("run", "x", "--replay", recording(WORK, wait, "no"), *["--json"] * as_json)
-    wait_for(lambda: containers_of(process.pid))
-    time.sleep(2.5)  # until the second call is running
+    wait_for(lambda: "sleep 78" in commands_in(containers_of(process.pid)))
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -80,13 +80,13 @@ def test_a_worker_stopped_in_a_cell_does_nothing_when_it_goes_on(docked):
 
 
 def test_a_worker_stopped_while_it_asks_a_model_asks_no_more(place_with, redis_url, httpserver):
-    asked, slow = [], threading.Event()
+    asked, slow, frozen = [], threading.Event(), threading.Event()
 
     def answer(request):
         asked.append(request.get_json()["model"])
         if not slow.is_set():
             slow.set()
-            time.sleep(1)
+            frozen.wait(20)
             return Response(status=503)  # which a worker would try again
         message = {"role": "assistant", "content": "done"}
         body = {"choices": [{"message": message, "finish_reason": "stop"}]}
@@ -100,6 +100,7 @@ def test_a_worker_stopped_while_it_asks_a_model_asks_no_more(place_with, redis_u
     job_id = submit_live(place)
     slow.wait(20)
     freeze(first, signal.SIGSTOP)
+    frozen.set()
     place.worker()
     assert place.finished(job_id).answer == "done"
     freeze(first, signal.SIGCONT)
@@ -176,8 +177,9 @@ def test_a_disk_that_is_full_holds_a_job_up_and_loses_nothing(place_with, redis_
     job_id = place.submit(SLEEPING.format(1), "'y' * 20_000", "x + 1")
     eventually(lambda: calls(place, job_id) == 1)
     filler = small_disk / "filler"
-    with filler.open("wb") as full:
-        full.write(b"\0" * shutil.disk_usage(small_disk).free)
+    with suppress(OSError), filler.open("wb", 0) as full:
+        while True:
+            full.write(bytes(4096))
     worker.said("disk is full")
     filler.unlink()
     job = place.finished(job_id)

@@ -357,7 +357,7 @@ def test_revoking_the_first_task_of_a_key_cancels_its_job_and_ends_the_telling(s
 def test_a_task_that_is_revoked_while_it_copies_its_files_has_no_job_that_goes_on(stage):
     file = stage.place.files / "large.bin"
     with file.open("wb") as sparse:
-        sparse.truncate(300 * 2**20)
+        sparse.truncate(600 * 2**20)
     blobs = stage.place.home / "blobs"
     too_big = {"memory": 2**40}  # so that no worker takes it
     step = stage.step("1", files=[str(file)], options=too_big)

@@ -108,7 +108,7 @@ def test_the_second_signal_ends_it_at_once(place):
     tree = worker.tree
     worker.consumer.suspend()  # it cannot let go
     worker.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    worker.said("stopping: jobs are handed over")
     assert worker.process.poll() is None
     worker.process.send_signal(signal.SIGTERM)
     assert worker.process.wait(DRAINED_S) == Exit.INFRASTRUCTURE
@@ -117,9 +117,12 @@ def test_the_second_signal_ends_it_at_once(place):
 
 def test_nothing_is_left_of_one_that_is_killed_and_another_goes_on(place):
     first, second = place.worker(), place.worker()
-    jobs = [place.submit("import time\ntime.sleep(1)") for _ in range(4)]
+    gate = place.home / "gate"
+    wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.05)"
+    jobs = [place.submit(wait) for _ in range(4)]
     eventually(lambda: all(is_held(place, job) for job in jobs))
     tree = first.kill()  # it has the broker
+    gate.touch()
     eventually(lambda: not any(map(is_alive, tree)), 5)
     later = place.submit("x = 1", is_rung=False)
     for job in (*jobs, later):

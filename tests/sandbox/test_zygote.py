@@ -179,8 +179,13 @@ class TestTheProcessItself:
         sandbox.python(f"{FIND}os.kill(zygote(), signal.SIGSTOP)")
         sandbox.python("import os; os._exit(1)")  # costs its deadline, afterwards
         assert sandbox.python("1 + 1").value == "2"
-        assert sandbox.python("import os; os._exit(1)").duration_s < 0.5
-        assert sandbox.python("1 + 1").duration_s < 0.5
+        took = []
+        for _ in range(5):
+            began = time.monotonic()
+            sandbox.python("import os; os._exit(1)")
+            assert sandbox.python("1 + 1").value == "2"
+            took.append(time.monotonic() - began)
+        assert min(took) < 0.9  # it would cost its deadline of a second each time
         assert sandbox.shell("grep -l zygote /proc/*/comm").output == ""
 
     @pytest.mark.parametrize("number", [9, 19])

@@ -18,9 +18,12 @@ from worker.testing import say
 
 pytestmark = pytest.mark.engine
 
+LONG_S = 20  # the call ends with its container
 
-def slow(code):
-    return say(None, ("python_interpreter", {"code": f"import time; {code}; time.sleep(1)"}))
+
+def slow(code, seconds=1):
+    code = f"import time; {code}; time.sleep({seconds})"
+    return say(None, ("python_interpreter", {"code": code}))
 
 
 class Removing(Observer):
@@ -71,7 +74,7 @@ def play(tmp_path, monkeypatch, job):
 
 def test_it_is_replaced_with_its_inputs_and_the_model_is_told(play):
     look = say(None, ("shell", {"command": "cat in.txt; ls"}))
-    done, watching, sandboxes = play([slow("x = 1"), slow("x = 2"), look, say("end")], {2})
+    done, watching, sandboxes = play([slow("x = 1"), slow("x = 2", LONG_S), look, say("end")], {2})
     assert (done.answer, sandboxes) == ("end", 2)
     results = [e.result for e in watching.events if e.kind == "result"]
     statuses = [ResultStatus.OK, ResultStatus.UNKNOWN, ResultStatus.OK]
@@ -82,7 +85,7 @@ def test_it_is_replaced_with_its_inputs_and_the_model_is_told(play):
 
 
 def test_the_second_time_in_a_row_it_ends_as_our_failure(play):
-    done, _, sandboxes = play([slow("x = 1"), slow("x = 2"), say("end")], {1, 2})
+    done, _, sandboxes = play([slow("x = 1", LONG_S), slow("x = 2", LONG_S), say("end")], {1, 2})
     assert (done.status, done.finish_reason) == (Status.DEAD, FinishReason.FAILED)
     assert (done.error.type, sandboxes) == ("SandboxLost", 2)
 

@@ -79,6 +79,9 @@ def test_a_job_that_is_anothers_is_let_go_of_once(watch):
 
     sandbox = FakeSandbox()
     with watch.over(sandbox, is_cancelled):
+        deadline = time.monotonic() + 10
+        while not sandbox.is_detached and time.monotonic() < deadline:
+            time.sleep(0.01)
         time.sleep(0.35)
     assert sandbox.is_detached
     assert len(asked) == 1
@@ -90,7 +93,8 @@ def test_what_breaks_in_one_call_leaves_no_later_one_unwatched(watch):
         raise ZeroDivisionError
 
     with watch.over(FakeSandbox(), is_cancelled):
-        watch.threads()[0].join(2.0)
+        for thread in watch.threads():
+            thread.join(2.0)
     sandbox = FakeSandbox()
     with watch.over(sandbox, lambda: True):
         assert sandbox.cancelled.wait(1.0)
