@@ -246,7 +246,10 @@ class Session:
             raise
 
     def _hear_last_words(self) -> None:
-        """Raise the error for what a guest has said of the link's end, if it has said anything."""
+        """Raise the error for what a guest has said of the link's end, if it has said anything.
+
+        What it has not understood says nothing of that.
+        """
         with contextlib.suppress(LinkLost, GuestTimeout, ProtocolError):
             self._await("", LAST_WORDS_S, Answer)
 

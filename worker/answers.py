@@ -6,8 +6,7 @@ where no tool of that name is offered. No word in a text ends a job; only the en
 
 With a schema the answer must be JSON that fits (a fence around it, and words around that, are
 dropped). What does not goes back with its faults a few times; then the job fails, and the last
-answer is kept. The answer of a last turn is checked as well, and cannot be sent back: where it is a
-call that has run, or the code of one, what that has shown is the best answer there is.
+answer is kept. The answer of a last turn is checked as well, see `worker.landing`.
 """
 
 from __future__ import annotations
@@ -18,21 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.types import Outcome
 from worker.arguments import clean, read_arguments
 from worker.errors import ArgumentsInvalid, SkipCall, Stop
-from worker.fingerprints import same_call, shown
-from worker.history import History
-from worker.hooks import Hook, Run, landed
-from worker.messages import Finish, FinishReason, Message, Reply, Role, ToolCall, Wire
-from worker.models.text_calls import (
-    FINAL,
-    Offered,
-    is_only_code,
-    read_asked_code,
-    read_calls,
-    unreadable,
-)
+from worker.fingerprints import shown
+from worker.hooks import Hook, Run
+from worker.messages import Finish, FinishReason, Reply, ToolCall, Wire
+from worker.models.text_calls import FINAL, Offered, read_calls, unreadable
 from worker.names import is_answer
 from worker.prompts import notice
 
@@ -137,48 +127,6 @@ class AnswerHook(Hook):
         if len(run.history.last.calls) > 1:
             raise SkipCall(notice("answer_early"))
         raise SkipCall(notice("answer_not_taken"))
-
-
-class Landing(Hook):
-    """Ends the job with the reply that `Run.land` asked for, whatever it is."""
-
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
-
-    def after_model(self, run: Run, reply: Reply) -> None:
-        if (asked := run.history.landing) is None:
-            return
-        said = []
-        if shown := self._shown_by(run.history, reply):
-            reply = Reply(message=Message(role=Role.ASSISTANT, content=shown))
-            said.append("the answer is what the call had shown that was made again")
-        answer, wrong = self._answers.checked(reply)
-        if self._answers.is_blank(answer) or self._answers.fault_of(reply):
-            answer, wrong = "", ()
-        if wrong:
-            said.append(f"the answer does not fit the schema: {wrong[0]}")
-        raise landed(asked, answer, "; ".join(said))
-
-    def _shown_by(self, history: History, reply: Reply) -> str:
-        """What the one call has shown that a reply makes again, or is the code of; else ""."""
-        offered, goal = self._answers.offered, history.job.goal
-        if reply.text.strip() and not is_only_code(reply.text, offered):
-            return ""
-        written = read_asked_code(reply.text, offered, goal)
-        calls = reply.calls or (written.calls if written else ())
-        if len(calls) != 1:
-            return ""
-        key = same_call(calls[0])
-        ran = (
-            (call, turn.results[call.id].execution)
-            for turn in reversed(history.turns)
-            for call in turn.calls
-            if call.id in turn.results
-        )
-        done = next((done for call, done in ran if done and same_call(call) == key), None)
-        if done is None or done.outcome is not Outcome.OK:
-            return ""
-        return "\n".join(filter(None, (done.output.strip(), done.value)))
 
 
 def _without_frame(text: str) -> str:

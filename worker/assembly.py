@@ -20,7 +20,7 @@ from sandbox.errors import (
 )
 from sandbox.mounts import check_mounts
 from sandbox.types import Limits, Mount, SandboxSpec
-from worker.answers import AnswerHook, Answers, Landing
+from worker.answers import AnswerHook, Answers
 from worker.budget import BudgetHook
 from worker.builtin import Workplace, builtin_tools
 from worker.context import Window, WindowHook
@@ -28,6 +28,7 @@ from worker.endpoints import ToolProtocol
 from worker.errors import InputInvalid
 from worker.grounding import GroundingHook
 from worker.hooks import Hook, Hooks
+from worker.landing import Landing
 from worker.loop import Loop
 from worker.messages import Message, Record, Role, Wire
 from worker.models.base import Model

@@ -167,7 +167,7 @@ def _is_there(pid: int) -> bool:
     """Whether a process lives, or has ended and nobody has collected it yet."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except OSError:  # another user's has its number by now
         return False
     return True
 

@@ -15,6 +15,14 @@ from sandbox.types import Interpreter, Outcome
 from tests.sandbox.conftest import DOCKER
 
 
+def wait_for_file(sandbox, name):
+    """Until there is something in a file; no call is made meanwhile."""
+    deadline = time.monotonic() + 20
+    while not any(file.name == name and file.size for file in sandbox.files()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def put(sandbox, name, data):
     return sandbox.write_file(name, io.BytesIO(data))
 
@@ -174,11 +182,12 @@ class TestEndings:
         assert (done.outcome, done.exit_code) == (Outcome.KILLED, 168)
 
     def test_an_interpreter_that_dies_between_calls_is_told_of_in_the_next(self, sandbox):
-        sandbox.python("import threading, os\nx = 1\nthreading.Timer(0.2, os._exit, [1]).start()")
-        done, deadline = sandbox.shell("echo ok"), time.monotonic() + 20
-        while done.interpreter is Interpreter.KEPT and time.monotonic() < deadline:
-            time.sleep(0.1)
-            done = sandbox.shell("echo ok")
+        end = "def end():\n    print('x', file=open('gone', 'w'), flush=True)\n    os._exit(1)\n"
+        begin = "threading.Timer(0.2, end).start()"
+        sandbox.python(f"import threading, os\nx = 1\n{end}{begin}")
+        wait_for_file(sandbox, "gone")
+        time.sleep(0.3)
+        done = sandbox.shell("echo ok")
         assert (done.output, done.interpreter) == ("ok\n", Interpreter.RESTARTED)
         assert "x" in done.lost_names
 
@@ -253,8 +262,8 @@ class TestShell:
 
     def test_children_in_the_background_live_on_and_can_still_write(self, sandbox):
         sandbox.shell("(sleep 0.3; echo late; echo alive > marker) & echo early")
-        told = sandbox.shell("until cat marker 2>/dev/null; do sleep 0.1; done", timeout_s=20)
-        assert told.output == "alive\n"
+        wait_for_file(sandbox, "marker")
+        assert sandbox.shell("cat marker").output == "alive\n"
 
     def test_an_unfinished_heredoc_ends_at_once(self, sandbox):
         began = time.monotonic()

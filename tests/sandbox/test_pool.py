@@ -6,6 +6,7 @@ import contextlib
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -51,15 +52,17 @@ def engine():
 
 
 @pytest.fixture
-def spares(engine, spec):
+def spares(engine, spec, monkeypatch):
     """The containers of this test's store that are there, running or not."""
+
+    monkeypatch.setattr(pools, "ENDING_S", 30.0)  # on a busy host
 
     def found(**state):
         listed = engine.labelled(f"caisson.store={spec.store}")
         return [one for one in listed if all(one[key] == value for key, value in state.items())]
 
     yield found
-    eventually(lambda: not found())
+    assert found() == []
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def pool(spares):
     """A pool without libraries, which is quick."""
     with Pool(libraries=()) as made:
         yield made
-    eventually(lambda: not spares())
+    assert spares() == []
 
 
 def taken(pool, spec):
@@ -213,7 +216,8 @@ def test_libraries_are_there_from_the_first_call_on_and_after_the_interpreter_wa
                 done = sandbox.python("import pandas; pandas.DataFrame({'a': [1, 2]}).a.sum()")
                 took.append(time.monotonic() - began)
                 assert done.value in {"3", "np.int64(3)"}
-            assert min(took) < 1
+                sandbox.python("import os; os._exit(1)")
+            assert statistics.median(took) < 1
 
 
 def test_a_library_that_is_not_there_is_no_harm(spec, spares):
@@ -276,12 +280,13 @@ def test_an_engine_that_is_away_is_told_once_and_waited_for(tmp_path, caplog, mo
 
 
 BORROW = """
-import sys
+import sys, time
 from sandbox.lending import Borrower
 from sandbox.types import SandboxSpec
 spec = SandboxSpec.model_validate_json(sys.argv[2])
-while (sandbox := Borrower(sys.argv[1]).take(spec)) is None:
-    pass
+deadline = time.monotonic() + 20
+while (sandbox := Borrower(sys.argv[1]).take(spec)) is None and time.monotonic() < deadline:
+    time.sleep(0.1)
 print(sandbox.container, sandbox.python("20 + 1").value, flush=True)
 input()
 sandbox.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import statistics
 import subprocess
 import sys
 import time
@@ -185,7 +186,7 @@ class TestTheProcessItself:
             sandbox.python("import os; os._exit(1)")
             assert sandbox.python("1 + 1").value == "2"
             took.append(time.monotonic() - began)
-        assert min(took) < 0.9  # it would cost its deadline of a second each time
+        assert statistics.median(took) < 0.9  # it would cost its deadline of a second each time
         assert sandbox.shell("grep -l zygote /proc/*/comm").output == ""
 
     @pytest.mark.parametrize("number", [9, 19])

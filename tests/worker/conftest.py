@@ -86,9 +86,17 @@ def bench():
     """Make a job with a scripted model: `bench(say(…), say(…), respond=…, max_steps=…)`."""
     numbers = itertools.count(1)
 
-    def make(*messages, respond=echo, repeat_last=False, store=None, notes=(), **settings):
+    def make(
+        *messages,
+        respond=echo,
+        repeat_last=False,
+        store=None,
+        notes=(),
+        goal="Find out.",
+        **settings,
+    ):
         settings = Settings(**settings)
-        job = Job(id=f"job-{next(numbers)}", goal="Find out.", budget=settings.budget())
+        job = Job(id=f"job-{next(numbers)}", goal=goal, budget=settings.budget())
         store = store or MemoryStore()
         store.create(job)
         model = ScriptedModel(messages, repeat_last=repeat_last, summaries=notes)

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from sandbox.types import Outcome
 from worker.answers import is_markup
 from worker.messages import FinishReason, ResultStatus, Status
 from worker.replies import is_promise
-from worker.testing import ok, say
+from worker.testing import say
 
 RUN = ("python_interpreter", {"code": "1"})
 
@@ -372,54 +371,6 @@ def test_the_answer_of_a_last_turn_is_checked_and_not_sent_back(bench, text, ans
 )
 def test_a_call_or_markup_in_a_last_turn_is_no_answer(bench, message):
     assert bench(say(None, RUN), message, max_steps=1).drive().answer is None
-
-
-@pytest.mark.parametrize(
-    ("last", "answer", "said"),
-    [
-        ("```python\nprint(4)\n```", "The mean is 4.", "had shown"),
-        (
-            "The answer:\n```python\nprint( 4 )  # again\n```",
-            "The mean is 4.",
-            "had shown",
-        ),
-        ("```python\nprint(5)\n```", "```python\nprint(5)\n```", ""),
-        ("```python\nfail()\n```", "```python\nfail()\n```", ""),
-        ("```python\nsilent()\n```", "```python\nsilent()\n```", ""),
-        ("It is 4:\n```python\nprint(4)\n```\nas it shows.", None, ""),
-        ("", "The mean is 4.", "had shown"),
-        ("About 5.", None, ""),
-    ],
-)
-def test_a_call_or_its_code_in_a_last_turn_stands_for_what_it_has_shown(bench, last, answer, said):
-    def respond(_sandbox, _kind, code):
-        shown = {"print(4)": "The mean is 4.\n", "silent()": "", "print(3)": "3\n"}
-        failed = {"outcome": Outcome.ERROR} if code == "fail()" else {}
-        return ok(shown.get(code, "no"), **failed)
-
-    codes = ["print(4)", "fail()", "silent()", "print(3)"]
-    calls = [say(None, ("python_interpreter", {"code": code})) for code in codes]
-    made = [("python_interpreter", {"code": "print(4)"})] * ("```" not in last)
-    job = bench(*calls, say(last, *made), respond=respond, max_steps=4).drive()
-    assert (job.finish_reason, job.answer) == (FinishReason.BUDGET, answer or last)
-    assert (said in job.error.message, "had shown" in job.error.message) == (True, bool(said))
-
-
-def test_what_a_call_of_a_last_turn_had_shown_is_checked_like_an_answer(bench):
-    code = ("python_interpreter", {"code": "mean()"})
-    last = say("```python\nmean()\n```")
-    for shown, said in (('{"mean": 4}', ""), ("4", "; the answer does not fit the schema")):
-        run = bench(
-            say(None, code),
-            last,
-            respond=lambda *_: ok(value=shown),  # noqa: B023 - run within this round
-            max_steps=1,
-            answer_schema=SCHEMA,
-        )
-        job = run.drive()
-        assert job.answer == shown
-        assert said in job.error.message
-        assert bool(said) == ("schema" in job.error.message)
 
 
 def test_what_is_said_beside_calls_in_a_last_turn_is_the_answer(bench):
