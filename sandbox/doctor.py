@@ -26,8 +26,6 @@ from sandbox.opening import Harden
 from sandbox.types import MIB, Interpreter, Outcome, Record, SandboxSpec
 
 CPU_SLACK = 1.35  # a two-second sample of a quota that is dealt out in slices of 100 ms
-SOON_S = 4.0  # the end of a call with a limit of 1 s, its grace of 1 s included
-TRIES = 2  # who is late once may be on a busy host
 SAFE_ENGINE = (29, 5, 1)
 SAFE_RUNC = (1, 2, 8)
 STATUS = "print(open('/proc/self/status').read())"
@@ -417,15 +415,10 @@ print(json.dumps([r.getrlimit(r.RLIMIT_NOFILE)[1], r.getrlimit(r.RLIMIT_CORE)[1]
 
 
 def _time(sandbox: DockerSandbox) -> Finding:
-    stubborn = "trap '' INT TERM; setsid sleep 60 & while :; do :; done"
-    for _ in range(TRIES):
-        began = time.monotonic()
-        done = sandbox.shell(stubborn, timeout_s=1)
-        took_s = time.monotonic() - began
-        ended = done.outcome is Outcome.TIMEOUT and done.background_processes == 0
-        if took_s < SOON_S or not ended:
-            break
-    ok = ended and took_s < SOON_S
+    began = time.monotonic()
+    done = sandbox.shell("trap '' INT TERM; setsid sleep 60 & while :; do :; done", timeout_s=1)
+    took_s = time.monotonic() - began
+    ok = done.outcome is Outcome.TIMEOUT and took_s < 4 and done.background_processes == 0  # noqa: PLR2004
     return Finding(ok, f"a call with a limit of 1 s, and all it began, ended after {took_s:.1f} s")
 
 

@@ -28,7 +28,6 @@ from worker.models.text_calls import (
 )
 
 _MOST_SHOWN = 4000  # characters; a longer output is no answer
-_HEADING = re.compile(r"(?:[^\d\n]{0,60}:)?")
 _DEFINES = re.compile(r"^\s*(?:async\s+)?(?:def|class|function)\b", re.MULTILINE)
 
 
@@ -79,7 +78,7 @@ def _last_run(history: History) -> tuple[ToolCall, ToolResult] | None:
 
 
 def _only_call(reply: Reply, goal: str, offered: Offered) -> ToolCall | None:
-    """The one call that a reply is, with no words beside it but a heading."""
+    """The one call that a reply is, with no words beside it."""
     text = reply.text
     if reply.calls:
         written: Written | None = Written(text, reply.calls)
@@ -87,7 +86,7 @@ def _only_call(reply: Reply, goal: str, offered: Offered) -> ToolCall | None:
         written = read_asked_code(text, offered, goal)
     else:
         written = read_calls(text, offered)
-    if written is None or len(written.calls) != 1 or not _HEADING.fullmatch(written.said.strip()):
+    if written is None or len(written.calls) != 1 or written.said.strip():
         return None
     return written.calls[0]
 

@@ -127,7 +127,7 @@ def test_the_check_fails_for_a_worker_that_does_not_consume_and_passes_for_a_bus
         consumer.resume()
     assert code == 5
     assert "no worker on" in said
-    eventually(lambda: place.check()[0] == 0, 40, 0.5)  # it may have been started anew
+    eventually(lambda: place.check()[0] == 0, 15, 0.5)
 
 
 def test_a_consumer_that_dies_is_started_again(place):

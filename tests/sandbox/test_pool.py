@@ -6,7 +6,6 @@ import contextlib
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -52,10 +51,8 @@ def engine():
 
 
 @pytest.fixture
-def spares(engine, spec, monkeypatch):
+def spares(engine, spec):
     """The containers of this test's store that are there, running or not."""
-
-    monkeypatch.setattr(pools, "ENDING_S", 30.0)  # on a busy host
 
     def found(**state):
         listed = engine.labelled(f"caisson.store={spec.store}")
@@ -210,14 +207,10 @@ def test_libraries_are_there_from_the_first_call_on_and_after_the_interpreter_wa
             over = sandbox.python(STUBBORN, timeout_s=0.3)
             assert (over.outcome, over.interpreter) == (Outcome.TIMEOUT, Interpreter.RESTARTED)
             assert sandbox.python(LOADED).value == "['matplotlib', 'numpy', 'pandas']"
-            took = []
-            for _ in range(5):
-                began = time.monotonic()
-                done = sandbox.python("import pandas; pandas.DataFrame({'a': [1, 2]}).a.sum()")
-                took.append(time.monotonic() - began)
-                assert done.value in {"3", "np.int64(3)"}
-                sandbox.python("import os; os._exit(1)")
-            assert statistics.median(took) < 1
+            began = time.monotonic()
+            done = sandbox.python("import pandas; pandas.DataFrame({'a': [1, 2]}).a.sum()")
+            assert done.value in {"3", "np.int64(3)"}
+            assert time.monotonic() - began < 1
 
 
 def test_a_library_that_is_not_there_is_no_harm(spec, spares):

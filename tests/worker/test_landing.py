@@ -25,7 +25,7 @@ MADE = run("print(4)")
 def land(bench):
     """The job as it ends with its last turn: `land(call, …, last)`."""
 
-    def work(*turns, shown=f"{SHOWN}\n", answers=(), **options):
+    def work(*turns, shown=f"{SHOWN}\n", **options):
         told = {"output_truncated": options.pop("cut", False)}
         told["outcome"] = options.pop("outcome", Outcome.OK)
         told["value"] = options.pop("value", None)
@@ -42,7 +42,6 @@ def land(bench):
     "last",
     [
         say(CODE),
-        say(f"The answer:\n{CODE}"),
         say(f"<tool_call>{CALL}</tool_call>"),
         say(CALL),
         MADE,
@@ -68,7 +67,8 @@ def test_a_value_counts_where_nothing_was_printed(land):
     ("turns", "last"),
     [
         pytest.param([MADE], f"It is 4.5:\n{CODE}", id="a number is in the words"),
-        pytest.param([MADE], f"I am sure. This shows it\n{CODE}", id="words that are no heading"),
+        pytest.param([MADE], f"I am sure. This shows it\n{CODE}", id="a sentence before it"),
+        pytest.param([MADE], f"Yes, as this shows:\n{CODE}", id="words before it"),
         pytest.param([MADE], f"{CODE}\nIt shows the mean.", id="words behind it"),
         pytest.param([MADE], "```python\nprint(5)\n```", id="other code"),
         pytest.param([MADE], "```python\nprint( 4 )\n```", id="nearly the same code"),
